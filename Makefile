@@ -6,6 +6,7 @@
 # make lock      renew the exact versions that these commands install
 # make licences  renew LICENSES.md, the licences of everything that is shipped, installed or needed
 # make test-apps  write the files of each installed app, and verify them in it
+# make test-machine  run every verb without space, memory, home, clock, …, and write build/conditions.md
 # make test-official  test OpenAI's own weights on this machine: MODEL=tiny.en, AUDIO=folder of recordings
 #
 # Choose the interpreter with `make demo PYTHON=/usr/bin/python3.12`.
@@ -21,7 +22,7 @@ IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for python in python3.11 python3 python; do \
 	$$python -c '$(IS_NEW_ENOUGH)' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: demo test test-fast test-all test-apps test-versions test-official lock licences check docs evidence bench bench-peers fuzz clean
+.PHONY: demo test test-fast test-all test-apps test-versions test-machine test-official lock licences check docs evidence bench bench-peers fuzz clean
 
 # The extra that a target needs; all others need `export`, and the demo says what else.
 TARGET ?= onnxruntime
@@ -59,6 +60,10 @@ test-versions: $(TOOLS)/.installed
 # `whisperport apps --install APP` installs an app.
 test-apps: $(VENV)/.installed-dev
 	@WHISPERPORT_TEST_APPS=1 $(BIN)/python -m pytest tests/build/layouts/test_in_apps.py tests/docs/test_followed.py -k "app" -rs
+
+# On Linux, as root: file systems are mounted in a namespace of their own, so that nothing of the machine changes.
+test-machine: $(VENV)/.installed-dev
+	@WHISPERPORT_TEST_MACHINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/system/test_machine.py -rs
 
 # OpenAI's own weights, from openai-whisper's cache, the hub's cache or the network. Without them, every test is
 # skipped and says so. AUDIO is a folder of recordings; NAME.txt beside NAME.wav is its transcript.

@@ -4,12 +4,17 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import os
 import re
+import shutil
+import subprocess
 import sys
+import tarfile
+import time
 import tomllib
 import zlib
 from importlib.resources import files
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any
 
@@ -19,12 +24,14 @@ from packaging.requirements import Requirement
 import whisperport
 from whisperport import errors
 from whisperport.apps.cli.main import cli
+from whisperport.build.layouts import all_layouts
 
 # The lock that `make demo` and `make test` install from.
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 LOCK = (ROOT / "environments" / "lock.txt").read_text(encoding="utf-8")
+PACKAGE = Path(whisperport.__file__).parent
 EXTRAS = ["export", "xnnpack", "litert-export", "openvino-export", "fast", "dev"]
 
 
@@ -95,9 +102,80 @@ def test_an_interpreter_without_wheels_is_an_error_that_names_those_with_wheels(
     assert "the extra dev cannot be installed" in str(error.value)
 
 
+def test_every_environment_of_make_is_installed_from_a_lock() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+
+    environments = re.findall(r"^\$\((\w+)\)/\.installed", makefile, re.MULTILINE)
+
+    assert {"VENV", "FAST", "PEERS", "TOOLS"} <= set(environments)
+    assert "pip install --" not in makefile
+    assert not re.search(r"-m pip|uv pip|npm ", makefile)
+
+
+def test_the_peers_have_a_lock_with_hashes(install: ModuleType) -> None:
+    lock = install.PEERS.read_text(encoding="utf-8")
+    wanted = re.findall(r"^# (\S+)==(\S+)$", lock, re.MULTILINE)
+    entries = re.findall(r"^[a-z0-9].*==.*$(?:\n +.*$)*", lock, re.MULTILINE)
+
+    chosen = dict(re.findall(r"^(\S+?)==(\S+)", install.chosen(lock, "peers"), re.MULTILINE))
+
+    assert wanted
+    assert all(chosen[normal(name)] == version for name, version in wanted), "run `make lock`"
+    assert all("--hash=sha256:" in entry for entry in entries)
+    assert "://" not in lock
+
+
+# The licences of what is shipped, installed or needed.
+
+LICENCES = (ROOT / "environments" / "licences.md").read_text(encoding="utf-8")
+ROWS = [line.strip("| ").split(" | ") for line in LICENCES.splitlines() if line.startswith("| ")]
+
+
+def test_the_page_of_licences_has_every_locked_package(install: ModuleType) -> None:
+    locked = {
+        (name, version)
+        for path in (install.LOCK, install.PEERS)
+        for name, version in re.findall(
+            r"^([a-z0-9][a-z0-9-]*)(?:\[.*?\])?==(\S+)", path.read_text("utf-8"), re.MULTILINE
+        )
+    }
+    table = LICENCES.split("## In the locks")[1].split("## Outside")[0]
+
+    rows = re.findall(r"^\| ([a-z0-9]\S*) \| (\S+) \| \S.* \| \S.* \|$", table, re.MULTILINE)
+
+    assert set(rows) == locked, "run `make licences`"
+
+
+def test_the_page_of_licences_has_what_extras_and_apps_need() -> None:
+    needed = {normal(re.split(r"[<>=\[;]", line)[0]) for line in PROJECT["dependencies"]}
+    for lines in PROJECT["optional-dependencies"].values():
+        needed |= {normal(re.split(r"[<>=\[;]", line)[0].strip()) for line in lines}
+    for layout in all_layouts():
+        for app in layout.apps.values():
+            needed |= {normal(re.split(r"[<>=\[]|(?<!^)@", line)[0]) for line in app.packages}
+
+    assert needed - {normal(row[0]) for row in ROWS} - {"whisperport"} == set(), (
+        "run `make licences`"
+    )
+
+
+def test_the_page_of_licences_has_every_file_of_the_wheel_that_is_no_code() -> None:
+    patterns = [row[0].strip("`") for row in ROWS if row[0].startswith("`")]
+    paths = [path.relative_to(PACKAGE) for path in PACKAGE.rglob("*") if path.is_file()]
+    others = [path for path in paths if path.suffix not in (".py", ".pyc")]
+
+    unknown = [
+        path.as_posix()
+        for path in others
+        if not any(PurePosixPath(path).match(pattern) for pattern in patterns)
+    ]
+
+    assert others
+    assert unknown == []
+
+
 # What users download and install of whisperport itself.
 
-PACKAGE = Path(whisperport.__file__).parent
 MB = 1_000_000
 
 
@@ -111,6 +189,44 @@ def test_the_wheel_has_at_most_8_4_mb_and_is_installed_in_15() -> None:
 
     assert packed <= 8.4 * MB  # 3.5 of it the model, 2.3 speech, 1.6 source
     assert sum(map(len, files.values())) <= 15 * MB
+
+
+def built(files: list[str], folder: Path, umask: int, **environment: str) -> dict[str, bytes]:
+    """The wheel and the source archive that are built from copies of the files in a folder."""
+    old = os.umask(umask)
+    try:
+        for name in files:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, folder / name)
+            (folder / name).chmod((ROOT / name).stat().st_mode & 0o777 & ~umask)
+        subprocess.run(
+            [sys.executable, "-m", "hatchling", "build", "-d", "dist"],
+            cwd=folder, env={**os.environ, **environment}, capture_output=True, check=True,
+        )  # fmt: skip
+    finally:
+        os.umask(old)
+    return {path.name: path.read_bytes() for path in (folder / "dist").iterdir()}
+
+
+def test_two_builds_are_equal_to_the_byte_and_have_the_tracked_files(tmp_path: Path) -> None:
+    # given: another folder, time, umask, locale and time zone
+    pytest.importorskip("hatchling")
+    if not (ROOT / ".git").exists() or not shutil.which("git"):
+        pytest.skip("this is no working copy of git")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    names = [name for name in listed.stdout.decode().split("\0") if (ROOT / name).is_file()]
+
+    first = built(names, tmp_path / "a", 0o022, TZ="UTC", LC_ALL="C.UTF-8")
+    time.sleep(1.1)  # a time in a zip file has two seconds
+    second = built(names[::-1], tmp_path / "another folder", 0o077, TZ="Asia/Tokyo", LC_ALL="C")
+
+    # then
+    assert {Path(name).suffix for name in first} == {".whl", ".gz"}
+    assert first == second
+    (archive,) = (tmp_path / "a" / "dist").glob("*.tar.gz")
+    with tarfile.open(archive) as source:
+        inside = {name.partition("/")[2] for name in source.getnames()}
+    assert inside == {*names, "PKG-INFO"}
 
 
 def test_no_folder_of_the_package_is_ignored_by_git_and_so_left_out_of_the_wheel() -> None:

@@ -4,6 +4,7 @@ import errno
 import math
 import os
 import shutil
+import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +17,6 @@ HINTS = {
     errno.EFBIG: "raise the limit on the size of files (`ulimit -f`), or write to another file system",
     errno.EROFS: "this file system is read-only: write to a folder on another one",
 }
-RENAME = "rename the file or folder, or give it by a link whose path is UTF-8"
 # numpy reports a short write without a reason. With less free space than this, the disk is the reason.
 NEARLY_FULL_BYTES = 2**20
 
@@ -44,13 +44,28 @@ def system_error(error: OSError) -> WhisperportError:
     )
 
 
-def why_no_text(path: str | os.PathLike[str]) -> str:
-    """Return why torch and the runtimes cannot open a path, which they take as UTF-8; empty: they can."""
+def unopenable(path: str | os.PathLike[str]) -> dict[str, str]:
+    """Return `why` and `hint` of an error if libraries, which take a path as UTF-8, cannot open it.
+
+    Empty: they can. They get it with links resolved.
+    """
+    path = os.fspath(path).replace("\0", "")
+    with suppress(OSError):  # the working directory does not exist any more
+        path = os.path.realpath(path)
+    encoding = sys.getfilesystemencoding()
+    if encoding != "utf-8" and not path.isascii():
+        return {
+            "why": f"its path is not ASCII, and the locale's encoding is {encoding}, not UTF-8",
+            "hint": "set PYTHONUTF8=1, or a locale with UTF-8, such as LC_ALL=C.UTF-8",
+        }
     try:
-        os.fspath(path).encode()
+        path.encode()
     except UnicodeEncodeError:
-        return "its path has bytes that are not UTF-8, and the libraries that open it take a path as text"
-    return ""
+        return {
+            "why": "its path has bytes that are not UTF-8, and the libraries that open it take text",
+            "hint": "rename the file, or the folder that has such a name",
+        }
+    return {}
 
 
 def is_of_stream(message: str) -> bool:

@@ -19,7 +19,7 @@ from whisperport.program.adapter_settings import CONFIG, Adapter, is_adapter, re
 from whisperport.program.untrusted import shorten
 from whisperport.speech.data import embedded_model
 from whisperport.system.locking import temporary_folder
-from whisperport.system.system_error import RENAME, why_no_text
+from whisperport.system.system_error import unopenable
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _PICKLED = {".pt", ".pth", ".ckpt"}  # suffixes that openai-whisper and training loops use
@@ -57,8 +57,8 @@ def load_checkpoint(
         _reject_revision(revision, name)
         return _load_embedded()
     path, commit = _located(source, revision)
-    if why := why_no_text(path):
-        raise CheckpointError(f"cannot read `{shorten(name)}`", why=why, hint=RENAME)
+    if reason := unopenable(path):
+        raise CheckpointError(f"cannot read `{shorten(name)}`", **reason)
     try:
         return _load_path(path, name, commit)
     except OSError as error:

@@ -27,7 +27,7 @@ from whisperport.program.bundle.manifest import (
     TOKENIZER,
     Manifest,
 )
-from whisperport.system.system_error import RENAME, why_no_text
+from whisperport.system.system_error import unopenable
 
 ATTEMPTS = 5  # attempts to read a bundle that another process replaces in the meantime
 LONGEST_HEADER = 10_000  # characters of an .npy header; numpy has the same limit
@@ -68,8 +68,8 @@ class Bundle:
                 out of the folder.
         """
         folder = Path(path)
-        if why := why_no_text(folder):
-            raise BundleError(f"cannot open the bundle {folder}", why=why, hint=RENAME)
+        if reason := unopenable(folder):
+            raise BundleError(f"cannot open the bundle {folder}", **reason)
         for _ in range(ATTEMPTS):
             raw = read_manifest_bytes(folder)
             try:

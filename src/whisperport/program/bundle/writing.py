@@ -40,7 +40,7 @@ from whisperport.system.system_error import (
     NEARLY_FULL_BYTES,
     is_of_stream,
     lack_of_space,
-    why_no_text,
+    unopenable,
 )
 
 
@@ -138,8 +138,8 @@ def check_writable(out: Path, *, overwrite: bool = True, needed_bytes: int = 0) 
         out = Path(os.path.realpath(out))  # an OSError here: the working directory was deleted
     except ValueError as error:  # a NUL in the path
         raise _cannot_write(out, error) from error
-    if why := why_no_text(out):
-        raise BundleError(f"cannot write a bundle to {out}", why=why, hint="choose another folder")
+    if reason := unopenable(out):
+        raise BundleError(f"cannot write a bundle to {out}", **reason)
     try:
         if unresolved.is_symlink() and out.is_dir() and os.listdir(out):
             raise BundleError(
