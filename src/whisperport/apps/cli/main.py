@@ -182,7 +182,7 @@ def _open_closed_streams() -> None:
 class _Messages(io.FileIO):
     """Standard error, where a message that cannot be written is lost and ends nothing."""
 
-    def write(self, data: Any, /) -> int | None:
+    def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except OSError:  # its disk is full, or its reader has closed the pipe
@@ -194,8 +194,9 @@ def _ignore_lost_messages() -> None:
     buffer = getattr(sys.stderr, "buffer", None)  # not in tests and notebooks
     if isinstance(getattr(buffer, "raw", buffer), io.FileIO):
         messages = io.BufferedWriter(_Messages(sys.stderr.fileno(), "w", closefd=False))
-        how = {"encoding": sys.stderr.encoding, "errors": sys.stderr.errors}
-        sys.stderr = io.TextIOWrapper(messages, **how, line_buffering=True)
+        sys.stderr = io.TextIOWrapper(
+            messages, sys.stderr.encoding, sys.stderr.errors, line_buffering=True
+        )
 
 
 def _check_stdout() -> None:
