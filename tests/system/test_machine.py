@@ -332,6 +332,11 @@ NO_FOLDERS = {"XDG_CACHE_HOME": "", "XDG_STATE_HOME": ""}
 LOST = "cannot be written to standard output"
 DEEP = "while [ ${#PWD} -lt 3900 ]; do name=$(printf %0150d 0); mkdir $name; cd $name; done"
 TERMINAL = 'exec script -qec "stty cols 20; $(printf "%q " "$@")" /dev/null'
+ANYONE = """\
+mount --make-rprivate /
+mount -t tmpfs -o size=64m,mode=777 conditions /mnt && cd /mnt
+unset HOME
+"""
 NO_USER = "exec setpriv --reuid 12345 --regid 12345 --clear-groups"
 MAY_READ = "--inh-caps +dac_read_search --ambient-caps +dac_read_search"
 CLOCK = """\
@@ -442,7 +447,7 @@ CONDITIONS = (
     ),
     Condition(
         "a user without a name and a home",
-        "chmod 777 .; unset HOME",
+        ANYONE,
         f'{NO_USER} {MAY_READ} "$@"',
         environment=NO_FOLDERS,
         mounts=True,
