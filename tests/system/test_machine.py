@@ -596,7 +596,7 @@ def test_a_verb_under_a_condition(
     for path in Path(inputs["bundle"]).parent.rglob("*") if condition.age else ():
         os.utime(path, (condition.age or 0,) * 2)
 
-    if verb == "serve" and "standard" in condition.name + condition.run:
+    if verb == "serve" and ("standard" in condition.name or condition.run.startswith('"$@"')):
         pytest.skip("its address is printed on standard error")
     arguments = [word.format(**inputs) for word in VERBS[verb]]
     status, shown = ran(condition.command(arguments), environment, tmp_path, verb)
