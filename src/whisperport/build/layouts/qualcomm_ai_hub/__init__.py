@@ -113,7 +113,7 @@ def _is_own(encoder: OnnxHeader, decoder: OnnxHeader) -> bool:
 COMPILED = Compiled(name=_name, other=_other)
 
 LAYOUT = Layout(
-    title="folder of a compiled model.onnx for each of HfWhisperEncoder and HfWhisperDecoder, and the tokenizer",
+    title="folder of HfWhisperEncoder and HfWhisperDecoder, compiled, and of the tokenizer",
     precisions=(FLOAT, W8A16),
     apps=apps(
         App(
