@@ -59,13 +59,13 @@ def app_with_chip(app: str, chip: str) -> str:
 
     So "sherpa-onnx" is sherpa-onnx-qnn for a phone.
     """
-    others = (
+    on_npus = (
         name
         for layout in all_layouts()
-        for name, other in layout.apps.items()
-        if name.startswith(f"{app}-") and other.compile and chip in other.devices
+        for name, entry in layout.apps.items()
+        if name.startswith(f"{app}-") and entry.compile and chip in entry.devices
     )
-    return next(others, app) if chip else app
+    return next(on_npus, app) if chip else app
 
 
 def layout_of(app: str) -> Layout:

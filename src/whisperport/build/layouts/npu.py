@@ -133,9 +133,9 @@ def _write_samples(job: Compilation, encode: Encode, folder: Path) -> None:
     """
     begin_stage("making the calibration set")
     dims, generation = job.checkpoint.dims, job.checkpoint.generation
-    given = audio_files(job.calibration) if job.calibration else [a.path for a in shipped_audio()]
+    files = audio_files(job.calibration) if job.calibration else [a.path for a in shipped_audio()]
     known = frozenset(fingerprint(clip.samples) for clip in shipped_clips())
-    audio = CalibrationAudio(files=given, seconds=dims.window_s, excluded=known)
+    audio = CalibrationAudio(files=files, seconds=dims.window_s, excluded=known)
     mels = (log_mel(window, dims.n_mels, n_frames=dims.n_frames) for window in audio.windows())
     prompt = [generation.start_of_transcript]
     if job.app.profile_of(job.checkpoint).prompts:

@@ -48,14 +48,14 @@ def load(job: dict[str, Any]) -> Callable[[Any], dict[str, Any]]:
         tokens = [start]
         for n in range(POSITIONS - 1):
             mask[..., POSITIONS - n - 1] = 0
-            given = {f"{name}_in": cache for name, cache in zip(cache_names, caches)}  # noqa: B905
+            cached = {f"{name}_in": cache for name, cache in zip(cache_names, caches)}  # noqa: B905
             logits, *caches = decoder.run(
                 outputs,
                 {
                     "input_ids": np.array([[tokens[-1]]], np.int32),
                     "attention_mask": mask,
                     "position_ids": np.array([n], np.int32),
-                    **given,
+                    **cached,
                     **fixed,
                 },
             )

@@ -54,16 +54,16 @@ def write_decoder(checkpoint: "Checkpoint", path: Path) -> None:
     outputs: list[Value] = []
 
     def self_kv(layer: int, *new: str) -> KeysAndValues:
-        joined = []
+        all_rows = []
         for kind, rows in zip("kv", new, strict=True):
             past = _swapped(graph, f"{kind}_cache_self_{layer}_in", kind)
-            both = graph.op("Concat", past, network.heads(rows, dims.n_text_head), axis=2)
+            joined = graph.op("Concat", past, network.heads(rows, dims.n_text_head), axis=2)
             bounds = (graph.constant([at]) for at in (1, POSITIONS, 2))
-            newest = _swapped(graph, graph.op("Slice", both, *bounds), kind)
+            newest = _swapped(graph, graph.op("Slice", joined, *bounds), kind)
             name = graph.rename(newest, f"{kind}_cache_self_{layer}_out")
             outputs.append((name, np.float32, _shape(checkpoint, kind, POSITIONS - 1)))
-            joined.append(both)
-        return joined[0], joined[1]
+            all_rows.append(joined)
+        return all_rows[0], all_rows[1]
 
     def cross_kv(layer: int) -> KeysAndValues:
         keys, values = (_swapped(graph, f"{kind}_cache_cross_{layer}", kind) for kind in "kv")
