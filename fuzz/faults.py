@@ -5,7 +5,8 @@
 Each command of `fuzz.writers` runs once undisturbed, to list its calls: opening for writing, writing,
 renaming, linking, deleting, flushing and so on, of all its threads and processes. Then it runs again for
 each call, with this call failing (a full disk, a broken one, missing permission, too many open files), and
-again with SIGKILL right before it, of all processes or only of the one that calls, and with Ctrl-C. Of
+again with SIGKILL right before it, of all processes or only of the one that calls, and with Ctrl-C. With
+`--second`, instead, the same command runs a second time while the first one waits right before the call. Of
 consecutive writes to one file, the first, the second and the last are disturbed.
 
 A finding is: an output that is neither the old one nor the new one, complete; status 0 without the new
@@ -28,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -40,7 +41,9 @@ from fuzz.system_calls import (
     KILL,
     KILL_CALLER,
     RANDOM,
+    SECOND,
     Fault,
+    Second,
     Watched,
     watched,
     why_not,
@@ -67,6 +70,8 @@ UNCHANGED = re.compile(
 )
 STATE = r"home/\.local/state/whisperport/bundles"  # records of what was exported and tried
 VARIES = re.compile(r"\.(html|json|parquet)$")  # files that may have times in them
+FAULTS = "each system call that changes files failed once, and was the last before a kill or Ctrl-C"
+SECONDS = "at each system call that changes files, the same command ran a second time"
 Tree = dict[str, str]  # path -> digest of the file; empty for a folder
 
 
@@ -89,6 +94,7 @@ class Run:
     watched: Watched
     printed: str
     tree: Tree
+    second: Second
 
 
 class Place:
@@ -130,8 +136,12 @@ class Place:
 
     def run(self, fault: Fault | None = None, more: Sequence[str] = ()) -> Run:
         """Run the command in the folder as it is, with further arguments."""
-        found = watched(partial(self._command, more), self.work, fault)
-        return Run(found, self._printed.read_text(errors="replace"), tree(self.work))
+        printed = self._printed.with_name("printed-second")
+        printed.unlink(missing_ok=True)
+        second = Second(partial(self._command, more, printed), printed)
+        command = partial(self._command, more, self._printed)
+        found = watched(command, self.work, fault, second=second)
+        return Run(found, self._printed.read_text(errors="replace"), tree(self.work), second)
 
     def run_undisturbed(self, more: Sequence[str] = ()) -> Run:
         """Run the command in the folder as it is; it must write its outputs.
@@ -161,10 +171,10 @@ class Place:
             return "new"
         return "some" if name in now and f"{name}/manifest.json" not in new else "broken"
 
-    def _command(self, more: Sequence[str]) -> None:
+    def _command(self, more: Sequence[str], printed: Path) -> None:
         """Run the command; called in a fork."""
         os.chdir(self.work)
-        output = os.open(self._printed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        output = os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         for descriptor in (1, 2):
             os.dup2(output, descriptor)
         sys.stdout, sys.stderr = (open(d, "w", closefd=False) for d in (1, 2))  # noqa: SIM115
@@ -210,8 +220,35 @@ def plan(place: Place, also_interrupt: bool = True) -> Iterator[Fault]:
             yield Fault(call, INTERRUPT)
 
 
+def schedules(place: Place) -> Iterator[Fault]:
+    """Yield, for each call, that the command runs a second time right before it."""
+    return (Fault(call, SECOND) for call in place.calls)
+
+
+def judge_both(place: Place, run: Run) -> Iterator[str]:
+    """Yield what is wrong after two commands at a time with the same output."""
+    second = run.second
+    if run.watched.hung or second.status is None:
+        yield "hang"
+        return
+    for status, printed in ((run.watched.status, run.printed), (second.status, second.printed)):
+        is_usage = "usage: " in printed  # of an output that has come to exist
+        yield from _message(printed, 0 if is_usage or status == place.status else status, None)
+    if place.status not in (run.watched.status, second.status):
+        yield f"neither succeeds: {_first_error(run.printed)}; {_first_error(second.printed)}"
+    for name in place.writer.outputs:
+        if (state := place.state(name, run.tree)) != "new":
+            yield f"the output is {state}: {name}"
+    yield from _others(place, run.tree)
+    if left := sorted(litter(place, run.tree)):
+        yield f"left: {', '.join(left)[:200]}"
+
+
 def judge(place: Place, fault: Fault, run: Run) -> Iterator[str]:
     """Yield what is wrong after one repetition."""
+    if fault.what == SECOND:
+        yield from judge_both(place, run)
+        return
     outputs, status, killed = place.writer.outputs, run.watched.status, fault.what == KILL
     if run.watched.hung:
         yield "hang"
@@ -278,14 +315,14 @@ def _others(place: Place, found: Tree) -> Iterator[str]:
             yield f"changed: {name}"
 
 
-def _message(printed: str, status: int, fault: Fault) -> Iterator[str]:
+def _message(printed: str, status: int, fault: Fault | None) -> Iterator[str]:
     if "Traceback" in printed:
         yield f"traceback: {printed.rstrip().rpartition(chr(10))[2][:120]}"
     if "unexpected error" in printed:
         yield f"unexpected error: {_first_error(printed)}"
     if status < 0:
         yield f"ended by signal {-status}"
-    elif fault.what == INTERRUPT and status == INTERRUPTED:
+    elif fault and fault.what == INTERRUPT and status == INTERRUPTED:
         return
     elif status:
         for needed in ("error: ", "why: ", "hint: "):
@@ -305,16 +342,22 @@ def campaign(
     base: Path,
     seconds: float = math.inf,
     progress: Callable[[str], object] = lambda _: None,
+    planned: Callable[[Place], Iterable[Fault]] | None = None,
 ) -> Iterator[tuple[str, Tally]]:
     """Disturb the commands one after the other; yield the tally of each."""
     end = time.monotonic() + seconds
     for number, writer in enumerate(writers):
         share = (end - time.monotonic()) / (len(writers) - number)
-        yield writer.name, disturb(writer, base, time.monotonic() + share, progress)
+        until = time.monotonic() + share
+        yield writer.name, disturb(writer, base, until, progress, planned or plan)
 
 
 def disturb(
-    writer: Writer, base: Path, end: float, progress: Callable[[str], object] = lambda _: None
+    writer: Writer,
+    base: Path,
+    end: float,
+    progress: Callable[[str], object] = lambda _: None,
+    planned: Callable[[Place], Iterable[Fault]] | None = None,
 ) -> Tally:
     """Do all repetitions of one command, or, if the time does not suffice, some of them."""
     tally, start = Tally(), time.monotonic()
@@ -323,7 +366,7 @@ def disturb(
     except RuntimeError as error:
         progress(f"not disturbed: {error}")
         return tally
-    faults = sorted(plan(place), key=_is_late)
+    faults = sorted((planned or plan)(place), key=_is_late)
     tally.calls, tally.planned = len(place.calls), len(faults)
     per_run = max(0.001, (time.monotonic() - start) / 3)
     step = max(1, math.ceil(len(faults) * per_run / max(1.0, end - time.monotonic())))
@@ -377,20 +420,20 @@ def table(tallies: Mapping[str, Tally]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def save(tallies: Mapping[str, Tally], wall_s: float) -> None:
+def save(tallies: Mapping[str, Tally], wall_s: float, what: str) -> None:
     """Write the result into the file with the results of all campaigns, in place of the earlier one."""
     from whisperport.verification import machine, versions
 
     result = {
-        "what": "each system call that changes files failed once, and was the last before a kill or Ctrl-C",
+        "what": what,
         "wall_s": round(wall_s, 1),
         "verbs": {name: vars(tally) for name, tally in tallies.items()},
         "machine": machine(),
         "versions": versions(("whisperport",)),
         "measured_on": datetime.date.today().isoformat(),
-        "command": "python -m fuzz.faults",
+        "command": "python -m fuzz.faults" + (" --second" if what == SECONDS else ""),
     }
-    earlier = [each for each in json.loads(RESULTS.read_text()) if "verbs" not in each]
+    earlier = [each for each in json.loads(RESULTS.read_text()) if each["what"] != what]
     RESULTS.write_text(json.dumps([*earlier, result], indent=1) + "\n")
 
 
@@ -400,6 +443,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--verb", action="append", help="Start of a name in the table")
     parser.add_argument("--minutes", type=float, default=math.inf, help="Time of all together")
+    parser.add_argument("--second", action="store_true", help="Run each command twice at a time")
     parser.add_argument("--save", action="store_true", help=f"Write the result into {RESULTS.name}")
     chosen = parser.parse_args(arguments)
     if why := why_not():
@@ -418,14 +462,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if any("in/checkpoint" in w.arguments or w.name.split()[0] in TRACED for w in writers):
             trace_once(base)
         seconds = 60 * chosen.minutes
-        for verb, tally in campaign(writers, base, seconds, partial(print, flush=True)):
+        planned = schedules if chosen.second else plan
+        for verb, tally in campaign(writers, base, seconds, partial(print, flush=True), planned):
             tallies[verb] = tally
     print(table(tallies))
     for verb, tally in tallies.items():
         for finding, where in tally.findings.items():
             print(f"{verb}: {finding}: {len(where)} repetitions, such as {where[0]}")
     if chosen.save:
-        save(tallies, time.monotonic() - start)
+        save(tallies, time.monotonic() - start, SECONDS if chosen.second else FAULTS)
     return int(any(tally.findings for tally in tallies.values()))
 
 

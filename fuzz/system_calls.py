@@ -78,11 +78,14 @@ ERRORS = {  # what a full, a broken or a foreign disk answers to each kind of ca
 }
 GROWING = {"write", "allocate", "mkdir", "link", "symlink"}  # fail on a disk once it is full
 KILL, KILL_CALLER, INTERRUPT = "killed", "caller killed", "interrupted"
+SECOND = "another one runs"
 RANDOM = re.compile(
     r"(?<=tmp)[a-z0-9_]{8}|[0-9a-f]{12,64}|(?<=-)[a-z0-9_]{8}(?=/|$)|#?\d{4,}| \(deleted\)"
 )
 PATH_MAX = 4096
 PATIENCE_S = 600.0
+BLOCKED_S = 1.0  # after this time, a second command is taken to wait for what the first one holds
+LONGEST_S = 300.0  # of a second command
 
 # Source: include/uapi/linux/{seccomp,filter,audit,prctl}.h.
 _MACHINES = {
@@ -116,7 +119,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens at one call: it fails with an error, or one of `KILL`, `KILL_CALLER`, `INTERRUPT`."""
+    """What happens at one call: it fails with an error, or `KILL`, `KILL_CALLER`, `INTERRUPT`, `SECOND`."""
 
     call: Call
     what: str | int
@@ -138,6 +141,45 @@ class Watched:
     hung: bool = False
 
 
+class Second:
+    """A second command, which runs while a first one waits at a call."""
+
+    def __init__(self, command: Callable[[], object], printed: Path) -> None:
+        self._command, self._printed, self._process = command, printed, 0
+        self.status: int | None = None  # None: it did not run, or did not end
+
+    def start(self) -> None:
+        """Run it until it ends, or waits for what the first one holds."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._process = os.fork()
+        if not self._process:
+            run_and_exit(self._command)
+        self._wait(BLOCKED_S)
+
+    def end(self) -> None:
+        """Wait for its end."""
+        if self._process and self.status is None:
+            self._wait(LONGEST_S)
+            if self.status is None:
+                os.kill(self._process, signal.SIGKILL)
+                os.waitpid(self._process, 0)
+
+    @property
+    def printed(self) -> str:
+        """What it printed."""
+        return self._printed.read_text(errors="replace") if self._printed.exists() else ""
+
+    def _wait(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while self.status is None and time.monotonic() < end:
+            ended, status = os.waitpid(self._process, os.WNOHANG)
+            if ended:
+                self.status = os.waitstatus_to_exitcode(status)
+            else:
+                time.sleep(0.005)
+
+
 def why_not() -> str:
     """Return why processes cannot be watched here; empty: they can."""
     if not sys.platform.startswith("linux") or platform.machine() not in _MACHINES:
@@ -154,6 +196,7 @@ def watched(
     folder: Path,
     fault: Fault | None = None,
     patience_s: float = PATIENCE_S,
+    second: Second | None = None,
 ) -> Watched:
     """Run a function in a fork, and stop it at each call that changes something in a folder.
 
@@ -162,6 +205,7 @@ def watched(
         folder: calls that concern files elsewhere are not counted.
         fault: what happens at one of the calls. Default: None, nothing. A disk that is full stays full.
         patience_s: after this time, all processes are killed.
+        second: runs at the call of a fault `SECOND`, which waits for it. Default: None.
 
     Raises:
         OSError: the kernel has no such filters, or does not allow them here.
@@ -185,11 +229,14 @@ def watched(
         number = int(message or b"1")
         raise OSError(number, os.strerror(number))
     watch = _Watch(child, descriptors[0], Path(os.path.realpath(folder)), fault)
+    watch.second = second
     try:
         watch.follow(time.monotonic() + patience_s)
     finally:
         os.close(descriptors[0])
         processes.kill(processes.tree(child))
+    if second:
+        second.end()
     watch.found.status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
@@ -199,17 +246,22 @@ def watched(
 
 def _run(run: Callable[[], object], ours: socket.socket) -> NoReturn:
     """Run the function in this process, which is a fork."""
+    os.setsid()
+    try:
+        listener = _install()
+    except OSError as error:
+        ours.send(str(error.errno).encode())
+        os._exit(1)
+    socket.send_fds(ours, [b"0"], [listener])
+    os.close(listener)
+    ours.close()
+    run_and_exit(run)
+
+
+def run_and_exit(run: Callable[[], object]) -> NoReturn:
+    """Run a function in this process, which is a fork, and end the process with its exit status."""
     status = 1
     try:
-        os.setsid()
-        try:
-            listener = _install()
-        except OSError as error:
-            ours.send(str(error.errno).encode())
-            os._exit(1)
-        socket.send_fds(ours, [b"0"], [listener])
-        os.close(listener)
-        ours.close()
         run()
         status = 0
     except SystemExit as exit_:
@@ -268,6 +320,7 @@ class _Watch:
 
     def __init__(self, child: int, listener: int, folder: Path, fault: Fault | None) -> None:
         self.child, self.fault, self.found = child, fault, Watched()
+        self.second: Second | None = None
         self._listener, self._folder = listener, os.fspath(folder)
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._libc.ioctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p]
@@ -316,6 +369,9 @@ class _Watch:
                 elif what == KILL_CALLER:
                     processes.kill([caller])
                     return
+                elif what == SECOND:
+                    if self.second:
+                        self.second.start()
                 else:
                     with suppress(OSError):
                         os.killpg(self.child, signal.SIGINT)

@@ -4,6 +4,7 @@
 """
 
 import errno
+import fcntl
 import io
 import json
 import math
@@ -28,7 +29,7 @@ from fuzz.mutators import archives, folders, json_values, onnx_graphs, raw, wire
 from fuzz.mutators.archives import bomb, members, written
 from fuzz.mutators.pickles import hours_to_hash
 from fuzz.seeds import GENERATION, _checkpoint
-from fuzz.system_calls import KILL, KILL_CALLER, Fault, watched, why_not
+from fuzz.system_calls import KILL, KILL_CALLER, SECOND, Fault, Second, watched, why_not
 from fuzz.writers import all_writers
 from onnx import TensorProto, helper
 from tokenizers.models import BPE
@@ -455,12 +456,37 @@ def test_a_call_that_fails_costs_no_file_and_its_error_says_so(
     shutil.copytree(exported("onnxruntime", "micro").folder, bundle)
     (writer,) = (each for each in all_writers(tmp_path) if each.name == name)
 
-    tally = faults.disturb(writer, tmp_path, math.inf)
+    for planned, per_call in ((faults.plan, 3), (faults.schedules, 1)):
+        tally = faults.disturb(writer, tmp_path, math.inf, planned=planned)
 
-    assert tally.calls >= 7
-    assert tally.repetitions == tally.planned >= 3 * tally.calls
-    assert tally.missed == 0
-    assert tally.findings == {}
+        assert tally.calls >= 7
+        assert tally.repetitions == tally.planned >= per_call * tally.calls
+        assert tally.missed == 0
+        assert tally.findings == {}
+
+
+@pytest.mark.usefixtures("watchable")
+def test_a_second_command_runs_while_the_first_waits(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+
+    def write() -> None:
+        path.write_text(f"{path.read_text() if path.exists() else ''}x")
+
+    def lock() -> None:
+        with (tmp_path / "notes.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            write()
+
+    for command, text in ((write, "x"), (lock, "xx")):
+        path.unlink(missing_ok=True)
+        (call,) = (c for c in watched(command, tmp_path).calls if str(c) == "write notes.txt")
+        path.unlink()
+        second = Second(command, tmp_path / "printed")
+        run = watched(command, tmp_path, Fault(call, SECOND), second=second)
+
+        assert run.met
+        assert (run.status, second.status) == (0, 0)
+        assert path.read_text() == text
 
 
 @pytest.mark.usefixtures("watchable")
