@@ -28,7 +28,7 @@ from whisperport.build.layouts.layout import Compilation, Layout, apps
 from whisperport.build.layouts.qualcomm_ai_hub import client as hub_client
 from whisperport.build.layouts.reading import Files
 from whisperport.build.layouts.reference import known_logits, reference_of, spectrogram
-from whisperport.build.layouts.sherpa_onnx import npu, npu_client, qnn, rknn
+from whisperport.build.layouts.sherpa_onnx import npu, npu_client, npu_graphs, qnn, rknn
 from whisperport.errors import AudioError, BundleError, LoweringError, UsageError
 from whisperport.speech.audio import HOP_LENGTH
 from whisperport.speech.audio.pcm import write_wav
@@ -50,7 +50,8 @@ from tests.build.layouts.test_written_graphs import random_checkpoint
 from whisperport.model.checkpoint import load_checkpoint
 
 TENSOR_BYTES = 144
-LEAST_DB = 25  # of 8-bit weights and 16-bit activations
+# Of 8-bit weights and 16-bit values: 34.6 and 43.7 dB were seen, and 29.5 in a decoder with a mask of -30000.
+LEAST_DB = {"encoder.onnx": 30, "decoder.onnx": 38}
 CHIPS = {"sherpa-onnx-qnn": "sm8650", "sherpa-onnx-rknn": "rk3588"}
 
 
@@ -353,10 +354,15 @@ def test_chips_that_are_verified_are_kept(
     run([*options, "--chips", "sm8650"])
     assert compilations[2:] == [("sm8650",)]
     shutil.copy(shipped_audio()[0].path, tmp_path / "clips")
+    # and one with other calibration audio is always compiled again
+    in_8_bits = [*options, "--precision", "w8a16", "--calibration", str(tmp_path / "clips")]
+    for _ in range(2):
+        run([*in_8_bits, "--chips", "sm8750"])
+    assert compilations[3:] == [("sm8750",), ("sm8750",)]
     # and one that has changed since is written again
     (tmp_path / "phones/sm8550/tokens.txt").write_text("x 0\n")
     assert run([*options, "--chips", "sm8550"]).exit_code == 0
-    assert compilations[3:] == [("sm8550",)]
+    assert compilations[5:] == [("sm8550",)]
 
 
 def test_a_decoder_of_another_size_is_named_for_boards(checkpoint: Any) -> None:
@@ -440,13 +446,19 @@ def test_eight_bits_are_calibrated_and_compiled(tmp_path: Path) -> None:
     names = {name for name, _ in described(tmp_path / "decoder.bin")}
     assert {"tiny_tokens", "tiny_mask", "tiny_logits", "tiny_this_self_v_1"} <= names
     assert {kind for _, kind in described(tmp_path / "encoder.bin")} == {"float32"}
-    # and the simulator computes most of the signal
+    # and the simulator computes most of the signal, also where much of the cache is empty
     client = importlib.import_module(npu_client.__name__)
-    mel = np.random.default_rng(0).normal(size=(1, 200, 80)).astype(np.float32)
-    found = client._qualcomm(tmp_path / "encoder.onnx", "qcm6490")([mel])
-    expected = on_cpu(tmp_path / "encoder.onnx", "")([mel])
-    for actual, exact in zip(found, expected, strict=True):
-        assert LEAST_DB < 20 * np.log10(np.linalg.norm(exact) / np.linalg.norm(actual - exact)) < 80
+    mel = np.random.default_rng(0).normal(size=(80, 200)).astype(np.float32)
+    fed, decoding = npu_graphs.load(tmp_path)(mel)
+    for token in (50, 51, 53, 57):
+        decoding.logits(decoding.inputs(token))
+    for graph, inputs in (("encoder.onnx", fed), ("decoder.onnx", decoding.inputs(7))):
+        arrays = [*inputs.values()]
+        found = client._qualcomm(tmp_path / graph, "qcm6490")(arrays)
+        expected = on_cpu(tmp_path / graph, "")(arrays)
+        for actual, exact in zip(found, expected, strict=True):
+            noise = np.linalg.norm(actual - exact)
+            assert LEAST_DB[graph] < 20 * np.log10(np.linalg.norm(exact) / noise) < 80
 
 
 def test_too_little_audio_does_not_calibrate(tmp_path: Path) -> None:
