@@ -227,6 +227,8 @@ def schedules(place: Place) -> Iterator[Fault]:
 
 def judge_both(place: Place, run: Run) -> Iterator[str]:
     """Yield what is wrong after two commands at a time with the same output."""
+    if not run.watched.met:
+        return
     second = run.second
     if run.watched.hung or second.status is None:
         yield "hang"

@@ -50,7 +50,7 @@ from tests.build.layouts.test_written_graphs import random_checkpoint
 from whisperport.model.checkpoint import load_checkpoint
 
 TENSOR_BYTES = 144
-# Of 8-bit weights and 16-bit values: 34.6 and 43.7 dB were seen, and 29.5 in a decoder with a mask of -30000.
+# Of 8-bit weights and 16-bit values: 34.6 and 43.7 dB were seen, and 29.5 with a mask of -30000.
 LEAST_DB = {"encoder.onnx": 30, "decoder.onnx": 38}
 CHIPS = {"sherpa-onnx-qnn": "sm8650", "sherpa-onnx-rknn": "rk3588"}
 
