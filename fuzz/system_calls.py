@@ -80,7 +80,8 @@ GROWING = {"write", "allocate", "mkdir", "link", "symlink"}  # fail on a disk on
 KILL, KILL_CALLER, INTERRUPT = "killed", "caller killed", "interrupted"
 SECOND = "another one runs"
 RANDOM = re.compile(
-    r"(?<=tmp)[a-z0-9_]{8}|(?<=tmp/)[a-z0-9_]{8}$|[0-9a-f]{12,64}|(?<=-)[a-z0-9_]{8}(?=/|$)|#?\d{4,}| \(deleted\)"
+    r"(?<=tmp)[a-z0-9_]{8}|(?<=tmp/)[a-z0-9_]{8}$|[0-9a-f]{12,64}|(?<=-)[a-z0-9_]{8}(?=/|$)"
+    r"|#?\d{4,}| \(deleted\)"
 )
 PATH_MAX = 4096
 PATIENCE_S = 600.0
