@@ -769,6 +769,7 @@ FORMATS = (
     Format("HEF", "read_hef", ("hef",), _make_hef, _read_hef, 1000),
     Format("whisperport.json", "verify", ("layout",), _make_record, _verify_layout, 1000),
     Format("files of an app", "judge", ("ggml", "layouts"), _make_layout, _judge, 1000),
-    Format("device outputs", "diagnose", (), _make_device_outputs, _diagnose, 1000),
+    # Half a second each: fifty times the others.
+    Format("device outputs", "diagnose", (), _make_device_outputs, _diagnose, 200),
     Format("audio", "load_audio", ("audio",), _make_audio, _load_audio, 1000),
 )
