@@ -32,6 +32,7 @@ from whisperport.system import child
 
 PR_SET_CHILD_SUBREAPER = 36
 MAX_DESCRIPTORS = 4096
+ENDS_S = 1.0  # in which a killed process ends
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 TOLERATED = ("torchinductor_",)  # prefix of a folder that torch makes when it is imported
 HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # processes of Python
@@ -217,8 +218,14 @@ def _cleared(folder: Path) -> None:
 
 
 def _children() -> list[str]:
-    commands = [processes.command(pid) for pid in processes.tree(os.getpid())[1:]]
-    return [text for text in commands if text and not any(name in text for name in HELPERS)]
+    """Return the commands of the processes that are left; one that was killed may need a moment to end."""
+    end = time.monotonic() + ENDS_S
+    while True:
+        commands = [processes.command(pid) for pid in processes.tree(os.getpid())[1:]]
+        left = [text for text in commands if text and not any(name in text for name in HELPERS)]
+        if not left or time.monotonic() > end:
+            return left
+        time.sleep(0.02)
 
 
 def _forget_peak() -> None:
