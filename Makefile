@@ -4,7 +4,7 @@
 # make test-all  the same, with all repetitions of the long tests
 # make test-versions  test-fast with the newest and the lowest versions of pyproject.toml, on each interpreter
 # make lock      renew the exact versions that these commands install
-# make licences  renew LICENSES.md, the licences of everything that is shipped, installed or needed
+# make licences  renew environments/licences.md, the licences of everything that is shipped, installed or needed
 # make test-apps  write the files of each installed app, and verify them in it
 # make test-machine  run every verb without space, memory, home, clock, …, and write build/conditions.md
 # make test-official  test OpenAI's own weights on this machine: MODEL=tiny.en, AUDIO=folder of recordings
