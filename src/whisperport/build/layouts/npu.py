@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from whisperport.build.compile.lowered_file import READERS
 from whisperport.build.layouts.arrays import Floats
 from whisperport.build.layouts.environments import command_of
 from whisperport.build.layouts.layout import Compilation
+from whisperport.build.layouts.onnx_graph.file import open_session, run_session
 from whisperport.build.layouts.onnx_graph.graph import Array
 from whisperport.build.layouts.onnx_graph.header import OnnxHeader, read_header
 from whisperport.build.layouts.onnx_graph.stored import stored_arrays
@@ -55,9 +56,52 @@ class Decoding(Protocol):
     def logits(self, inputs: Inputs) -> Floats:
         """Run the decoder, and return the logits (1, V) after a token."""
 
+    def keys_and_values(self) -> dict[str, Floats]:
+        """Return those of all tokens, and of the audio, under the names that `Layout.logits` has."""
 
-Encode = Callable[[Floats], tuple[Inputs, Decoding]]
-"""Takes a spectrogram (n_mels, 2T); returns the inputs of the encoder, and the decoder after its run."""
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """How an app runs the graphs of its folder.
+
+    Attributes:
+        inputs: takes a session of the encoder, and a spectrogram (n_mels, 2T); returns the inputs.
+        begin: takes a session of the decoder, and what the encoder returned; returns the decoder.
+    """
+
+    inputs: Callable[[Any, Floats], Inputs]
+    begin: Callable[[Any, Sequence[Floats]], Decoding]
+
+    def load(self, folder: Path) -> Callable[[Floats], tuple[Inputs, Decoding]]:
+        """Return a function of a spectrogram, which returns the encoder's inputs, and the decoder."""
+        encoder, decoder = (open_session(folder / name) for name in GRAPHS)
+
+        def encode(mel: Floats) -> tuple[Inputs, Decoding]:
+            fed = self.inputs(encoder, mel)
+            return fed, self.begin(decoder, run_session(encoder, fed))
+
+        return encode
+
+    def logits(
+        self,
+        folder: Path,
+        _precision: str,
+        mel: Floats,
+        tokens: Sequence[int],
+        n_prompt: int,
+        caches: dict[str, Floats],
+    ) -> Floats:
+        """Return the logits (S, V) after each of S tokens, as `Layout.logits` says."""
+        encoder = open_session(folder / ENCODER)
+        audio = run_session(encoder, self.inputs(encoder, mel))
+        del encoder  # its memory, before the decoder takes more
+        decoding = self.begin(open_session(folder / DECODER), audio)
+        result: list[Floats] = []
+        for token in tokens:
+            result.append(decoding.logits(decoding.inputs(token)))
+            if decoding.offset == n_prompt:
+                caches |= decoding.keys_and_values()
+        return np.concatenate(result)
 
 
 def for_one_of(chips: Sequence[str]) -> str:
@@ -88,15 +132,13 @@ class Compiled:
         return next((path.relative_to(files.path).as_posix() for path in sorted(paths)), "")
 
 
-def compile_graphs(
-    job: Compilation, place: Callable[[Path, Path], None], load: Callable[[Path], Encode]
-) -> None:
+def compile_graphs(job: Compilation, place: Callable[[Path, Path], None], loop: Loop) -> None:
     """Compile both graphs of a folder for an app's chip, with the compiler in the app's environment.
 
     Args:
         job: what is compiled.
         place: takes a graph and the file that the compiler wrote, and writes what the app loads.
-        load: takes the folder; returns a function that runs the graphs, if they are calibrated.
+        loop: runs the graphs, if they are calibrated.
 
     Raises:
         AudioError: there is too little audio to calibrate them.
@@ -109,7 +151,7 @@ def compile_graphs(
     is_quantized = job.precision != FLOAT
     with temporary_folder() as scratch:
         if is_quantized:
-            _write_samples(job, load(job.folder), scratch)
+            _write_samples(job, loop, scratch)
         for name in GRAPHS:
             own = scratch / Path(name).stem
             options = CompileOptions(
@@ -125,7 +167,7 @@ def compile_graphs(
             place(job.folder / name, result.folder / result.programs[0].file)
 
 
-def _write_samples(job: Compilation, encode: Encode, folder: Path) -> None:
+def _write_samples(job: Compilation, loop: Loop, folder: Path) -> None:
     """Write inputs of both graphs, with which they are calibrated: STEM/NUMBER/INPUT.npy.
 
     Raises:
@@ -140,7 +182,7 @@ def _write_samples(job: Compilation, encode: Encode, folder: Path) -> None:
     prompt = [generation.start_of_transcript]
     if job.app.profile_of(job.checkpoint).prompts:
         prompt = start_tokens(generation, job.language, "transcribe")
-    n_samples = 0
+    encode, n_samples = loop.load(job.folder), 0
     for mel in islice(mels, SAMPLES):
         fed, decoding = encode(mel)
         inputs = (

@@ -31,9 +31,8 @@ from whisperport.build.layouts.npu import (
 )
 from whisperport.build.layouts.onnx_graph.header import OnnxHeader
 from whisperport.build.layouts.qualcomm_ai_hub.graphs import (
+    LOOP,
     POSITIONS,
-    load,
-    logits,
     write_decoder,
     write_encoder,
 )
@@ -81,7 +80,7 @@ def _place(graph: Path, compiled: Path) -> None:
 
 
 def _compile(job: Compilation) -> None:
-    compile_graphs(job, _place, load)
+    compile_graphs(job, _place, LOOP)
 
 
 def _name(stem: str, _size: str) -> str:
@@ -139,7 +138,7 @@ LAYOUT = Layout(
     ),
     write=_write,
     unsupported=_unsupported,
-    logits=logits,
+    logits=LOOP.logits,
     reader=reader(COMPILED, _is_own),
     rules=(rule(COMPILED),),
 )

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whisperport.build.layouts.arrays import Floats
-from whisperport.build.layouts.npu import DECODER, ENCODER, Decoding, Encode, Inputs
-from whisperport.build.layouts.onnx_graph.file import Value, open_session, run_session, write_graph
+from whisperport.build.layouts.npu import Inputs, Loop
+from whisperport.build.layouts.onnx_graph.file import Value, run_session, write_graph
 from whisperport.build.layouts.onnx_graph.graph import Graph
 from whisperport.build.layouts.onnx_graph.network import GELU_OPSET, KeysAndValues, Network
 
@@ -125,39 +125,19 @@ class ShiftedDecoding:
         row: Floats = logits.reshape(1, -1)
         return row
 
+    def keys_and_values(self) -> dict[str, Floats]:
+        """Return those of all tokens, and of the audio, under the names that `Layout.logits` has."""
+        found = {}
+        for place, arrays in (("decoder", self.kept), ("encoder", self._audio)):
+            for i, rows in enumerate(arrays):
+                by_heads = rows.transpose(VALUES if i % 2 else KEYS)[0]
+                n = self.offset if place == "decoder" else by_heads.shape[1]
+                found[f"{i // 2}.{place}.{'value' if i % 2 else 'key'}"] = by_heads[:, -n:].copy()
+        return found
 
-def load(folder: Path) -> Encode:
-    """Return a function that runs the graphs of a folder in ONNX Runtime: the encoder, then a decoder."""
-    encoder, decoder = (open_session(folder / name) for name in (ENCODER, DECODER))
 
-    def encode(mel: Floats) -> tuple[Inputs, Decoding]:
-        fed = {"input_features": np.ascontiguousarray(mel[None])}
-        return fed, ShiftedDecoding(decoder, run_session(encoder, fed))
-
-    return encode
+def _inputs(_encoder: Any, mel: Floats) -> Inputs:
+    return {"input_features": np.ascontiguousarray(mel[None])}
 
 
-def logits(
-    folder: Path,
-    _precision: str,
-    mel: Floats,
-    tokens: Sequence[int],
-    n_prompt: int,
-    caches: dict[str, Floats],
-) -> Floats:
-    """Return the logits (S, V) after each of S tokens, as `Layout.logits` says."""
-    encoder = open_session(folder / ENCODER)
-    audio = run_session(encoder, {"input_features": np.ascontiguousarray(mel[None])})
-    del encoder  # its memory, before the decoder takes more
-    decoding = ShiftedDecoding(open_session(folder / DECODER), audio)
-    result: list[Floats] = []
-    for token in tokens:
-        result.append(decoding.logits(decoding.inputs(token)))
-        if decoding.offset == n_prompt:
-            for place, arrays in (("decoder", decoding.kept), ("encoder", audio)):
-                n = n_prompt if place == "decoder" else audio[1].shape[2]
-                for i, rows in enumerate(arrays):
-                    by_heads = rows.transpose(VALUES if i % 2 else KEYS)[0]
-                    side = "value" if i % 2 else "key"
-                    caches[f"{i // 2}.{place}.{side}"] = by_heads[:, -n:].copy()
-    return np.concatenate(result)
+LOOP = Loop(_inputs, ShiftedDecoding)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whisperport.build.layouts.arrays import Floats
-from whisperport.build.layouts.npu import DECODER, ENCODER, Decoding, Encode, Inputs
-from whisperport.build.layouts.onnx_graph.file import Value, open_session, run_session, write_graph
+from whisperport.build.layouts.npu import Inputs, Loop
+from whisperport.build.layouts.onnx_graph.file import Value, run_session, write_graph
 from whisperport.build.layouts.onnx_graph.graph import Graph
 from whisperport.build.layouts.onnx_graph.network import GELU_OPSET, KeysAndValues, Network
 from whisperport.program.masks import BOUNDED_MASK, MASKED
@@ -138,16 +138,11 @@ def _rows_last(graph: Graph, x: str, form: Form) -> str:
 class TokenDecoding:
     """The decoder after a run of the encoder, one token at a time; its cache is written as the app does."""
 
-    def __init__(self, decoder: Any, audio: Sequence[Floats], *, positions_last: bool) -> None:
-        """Begin a text.
-
-        Args:
-            decoder: session of the decoder.
-            audio: keys and values (1, T, d) of each layer.
-            positions_last: see `Form`.
-        """
-        self._session, self._positions_last = decoder, positions_last
+    def __init__(self, decoder: Any, audio: Sequence[Floats]) -> None:
+        """Begin a text with a session of the decoder, and the keys and values (1, T, d) of each layer."""
         stated = decoder.get_inputs()
+        self._session = decoder
+        self._positions_last = tuple(stated[1 + len(audio)].shape) != audio[0].shape
         self._names, self._n_cached = [value.name for value in stated], stated[-1].shape[0]
         self.audio = audio
         self.kept = [np.zeros((1, self._n_cached, rows.shape[2]), np.float32) for rows in audio]
@@ -172,48 +167,23 @@ class TokenDecoding:
         first: Floats = logits[0]
         return first
 
-
-def load(folder: Path) -> Encode:
-    """Return a function that runs the graphs of a folder in ONNX Runtime: the encoder, then a decoder."""
-    encoder, decoder = (open_session(folder / name) for name in (ENCODER, DECODER))
-
-    def encode(mel: Floats) -> tuple[Inputs, Decoding]:
-        fed, positions_last = _encoder_inputs(encoder, mel)
-        audio = run_session(encoder, fed)
-        return fed, TokenDecoding(decoder, audio, positions_last=positions_last)
-
-    return encode
-
-
-def logits(
-    folder: Path,
-    _precision: str,
-    mel: Floats,
-    tokens: Sequence[int],
-    n_prompt: int,
-    caches: dict[str, Floats],
-) -> Floats:
-    """Return the logits (S, V) after each of S tokens, as `Layout.logits` says."""
-    encoder = open_session(folder / ENCODER)
-    fed, positions_last = _encoder_inputs(encoder, mel)
-    audio = run_session(encoder, fed)
-    del encoder  # its memory, before the decoder takes more
-    decoding = TokenDecoding(open_session(folder / DECODER), audio, positions_last=positions_last)
-    result: list[Floats] = []
-    for token in tokens:
-        result.append(decoding.logits(decoding.inputs(token)))
-        if decoding.offset == n_prompt:
-            for kind, arrays in (("decoder", decoding.kept), ("encoder", audio)):
-                n = n_prompt if kind == "decoder" else None
-                for i, rows in enumerate(arrays):
-                    caches[f"{i // 2}.{kind}.{'value' if i % 2 else 'key'}"] = rows[0, :n].copy()
-    return np.concatenate(result)
+    def keys_and_values(self) -> dict[str, Floats]:
+        """Return those of all tokens, and of the audio, under the names that `Layout.logits` has."""
+        return {
+            f"{i // 2}.{place}.{'value' if i % 2 else 'key'}": rows[0, :n].copy()
+            for place, arrays, n in (
+                ("decoder", self.kept, self.offset),
+                ("encoder", self.audio, None),
+            )
+            for i, rows in enumerate(arrays)
+        }
 
 
-def _encoder_inputs(encoder: Any, mel: Floats) -> tuple[Inputs, bool]:
-    """Return the inputs of the encoder for a spectrogram, and whether positions are last in them."""
+def _encoder_inputs(encoder: Any, mel: Floats) -> Inputs:
+    """Return the inputs of the encoder; in some, positions are first."""
     (stated,) = encoder.get_inputs()
-    positions_last = stated.shape[1] != mel.shape[0]
-    return {
-        stated.name: np.ascontiguousarray((mel.T if positions_last else mel)[None])
-    }, positions_last
+    rows = mel if stated.shape[1] == mel.shape[0] else mel.T
+    return {stated.name: np.ascontiguousarray(rows[None])}
+
+
+LOOP = Loop(_encoder_inputs, TokenDecoding)

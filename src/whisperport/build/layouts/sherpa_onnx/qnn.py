@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from whisperport.build.layouts.layout import App, Compilation, Layout, apps
 from whisperport.build.layouts.npu import FLOAT, Compiled, compile_graphs, for_one_of, reader, rule
 from whisperport.build.layouts.sherpa_onnx import npu
-from whisperport.build.layouts.sherpa_onnx.npu_graphs import Form, load, logits
+from whisperport.build.layouts.sherpa_onnx.npu_graphs import LOOP, Form
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.vendors.qualcomm.chips import CHIPS, W8A16
 from whisperport.targets.vendors.qualcomm.context import context_binary
@@ -36,7 +36,7 @@ def _place(graph: Path, compiled: Path) -> None:
 
 
 def _compile(job: Compilation) -> None:
-    compile_graphs(job, _place, load)
+    compile_graphs(job, _place, LOOP)
 
 
 def _size(_name: str, spec: ProgramSpec) -> str:
@@ -80,7 +80,7 @@ LAYOUT = Layout(
     ),
     write=_write,
     unsupported=npu.unsupported,
-    logits=logits,
+    logits=LOOP.logits,
     reader=reader(COMPILED, npu.is_own),
     rules=(rule(COMPILED),),
 )

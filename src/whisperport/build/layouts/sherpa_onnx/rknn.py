@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from whisperport.build.layouts.layout import App, Compilation, DecodingProfile, Layout, apps
 from whisperport.build.layouts.npu import FLOAT, Compiled, compile_graphs, for_one_of, reader, rule
 from whisperport.build.layouts.sherpa_onnx import npu
-from whisperport.build.layouts.sherpa_onnx.npu_graphs import Form, load, logits
+from whisperport.build.layouts.sherpa_onnx.npu_graphs import LOOP, Form
 from whisperport.errors import BundleError
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.vendors.rockchip.chips import CHIPS
@@ -38,7 +38,7 @@ def _compile(job: Compilation) -> None:
     def place(graph: Path, compiled: Path) -> None:
         shutil.copyfile(compiled, job.folder / _name(graph.stem, size))
 
-    compile_graphs(job, place, load)
+    compile_graphs(job, place, LOOP)
 
 
 def _warnings(checkpoint: "Checkpoint") -> Iterator[str]:
@@ -104,7 +104,7 @@ LAYOUT = Layout(
     ),
     write=_write,
     unsupported=npu.unsupported,
-    logits=logits,
+    logits=LOOP.logits,
     reader=reader(COMPILED, npu.is_own),
     rules=(rule(COMPILED),),
     warnings=_warnings,
