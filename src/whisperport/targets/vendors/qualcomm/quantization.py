@@ -18,7 +18,8 @@ rises from 31.6 to 37.8 dB (v68).
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +71,14 @@ def _quantize(path: Path, out: Path, arrays: Mapping[str, Path], operand: Operan
         value.name: onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
         for value in graph.input
     }
-    samples = [  # a calibration set has floats only; tokens and positions are integers
-        {name: array.astype(types[name], copy=False) for name, array in sample.items()}
-        for sample in samples_of(arrays)
-    ]
-    ranges = _ranges(source, samples, out.parent)
+
+    def samples() -> Iterator[
+        dict[str, Any]
+    ]:  # a calibration set has floats only; tokens are integers
+        for sample in samples_of(arrays):
+            yield {name: array.astype(types[name], copy=False) for name, array in sample.items()}
+
+    ranges = _ranges(source, samples(), out.parent)
     overrides = {
         name: [{"quant_type": QuantType.QUInt16, **_bounds(bounds, MARGIN)}]
         for name, bounds in ranges.items()
@@ -88,7 +92,7 @@ def _quantize(path: Path, out: Path, arrays: Mapping[str, Path], operand: Operan
         }
     configuration = get_qnn_qdq_config(
         source,
-        Reader(samples[:1]),  # the ranges are known already
+        Reader(islice(samples(), 1)),  # the ranges are known already
         activation_type=QuantType.QUInt16,
         weight_type=QuantType.QUInt8,
         per_channel=True,
@@ -123,7 +127,7 @@ def _separate_tables(path: Path) -> None:
 
 
 def _ranges(
-    source: Path, samples: Sequence[dict[str, Any]], folder: Path
+    source: Path, samples: Iterable[dict[str, Any]], folder: Path
 ) -> dict[str, tuple[float, float]]:
     """Return name of a tensor -> its smallest and largest value in the samples and 0."""
     ranges = {}
