@@ -449,9 +449,8 @@ def _run(request: dict[str, Any], send: "Sender") -> Any:
 
     def tell(stage: str) -> None:
         if "pickled" in request:
-            with suppress(
-                OSError
-            ):  # the log is on a full disk, and the job may have room elsewhere
+            # The log may be on a full disk, and the job have room elsewhere.
+            with suppress(OSError):
                 print(f"[{stage}]", flush=True)
         send(stage=stage)
 

@@ -43,8 +43,8 @@ STALL_MIN = 30
     default="",
     metavar="NAME,...",
     help="Chips that the files of an app on NPUs are compiled for, such as rk3588; `whisperport apps` "
-    "lists those of each app, and sherpa-onnx has those of all its apps on NPUs. --out gets a folder for "
-    "each; one that is verified already is kept",
+    "lists those of each app, and `--for sherpa-onnx` takes those of all its apps on NPUs. --out gets a "
+    "folder for each chip; one that is verified already is kept",
 )
 @option(
     *("--out", "-o"),

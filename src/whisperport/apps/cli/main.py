@@ -247,9 +247,8 @@ class _WarningPrinter(logging.Handler):
     """Prints log records as warnings."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        with suppress(
-            OSError
-        ):  # its file is on a full disk: whoever warns is not disturbed by that
+        # Where it cannot be printed, as on a full disk, whoever warns is not disturbed.
+        with suppress(OSError):
             print_warning(record.getMessage())
 
 

@@ -43,10 +43,10 @@ from whisperport.system.process import return_freed_memory
 from whisperport.system.progress import begin_stage
 from whisperport.targets import get_target
 
-CALIBRATED = "w8a16"  # the only precision of apps with 16-bit activations, which have ranges
-
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
+
+CALIBRATED = "w8a16"  # the only precision of apps with ranges of activations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,17 +61,18 @@ class ConvertOptions:
     precision: Annotated[
         str | None,
         Option(
-            "Precision of the weights, or of a chip, such as fp32, fp16, w8 or w8a16; `whisperport apps` "
-            "lists those of each app",
+            "Precision of the weights, such as fp32, fp16 or w8; of files for an NPU, the precision in "
+            "which it computes, such as fp16 or w8a16. `whisperport apps` lists those of each app",
             metavar="NAME",
-            default="the first one that `whisperport apps` lists for the app, and that the chip has",
+            default="the first one that `whisperport apps` lists for the app; for an NPU, the first one "
+            "that it supports",
         ),
     ] = None
     calibration: Annotated[
         Path | None,
         Option(
-            "Of files in w8a16: folder of audio files that resemble what the device will record. "
-            "Quantization ranges are derived from them. Such files are always written again",
+            "With --precision w8a16: folder of audio files that resemble what the device will record. "
+            "Quantization ranges are derived from them. Verified files are then written again",
             metavar="DIR",
             exists=True,
             default="the few that come with whisperport",

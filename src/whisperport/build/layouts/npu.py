@@ -185,11 +185,9 @@ def _write_samples(job: Compilation, loop: Loop, folder: Path) -> None:
     encode, n_samples = loop.load(job.folder), 0
     for mel in islice(mels, SAMPLES):
         fed, decoding = encode(mel)
-        inputs = (
-            fed,
-            _token_inputs(decoding, n_samples % dims.n_text_ctx, prompt, generation.end_of_text),
-        )
-        for name, arrays in zip(GRAPHS, inputs, strict=True):
+        offset = n_samples % dims.n_text_ctx
+        step = _token_inputs(decoding, offset, prompt, generation.end_of_text)
+        for name, arrays in zip(GRAPHS, (fed, step), strict=True):
             place = folder / Path(name).stem / f"{n_samples:03d}"
             place.mkdir(parents=True)
             for tensor, array in arrays.items():

@@ -50,10 +50,9 @@ def locate(name: str, check: Callable[[Path], object]) -> Path:
         return hub.fetch(HUB_IDS[name], None, check)
     path = openai_cache() / f"{release.name}.pt"
     if os.path.lexists(path):
-        with suppress(OSError):  # another user's cache
-            is_locked(
-                lock_path(path)
-            )  # removes the lock file of a download that was killed at its end
+        # Removes the lock file of a download that was killed at its end; not in another user's cache.
+        with suppress(OSError):
+            is_locked(lock_path(path))
         begin_stage(f"checking the SHA-256 of {path}")
         check_digest(path, release.sha256)
         return path

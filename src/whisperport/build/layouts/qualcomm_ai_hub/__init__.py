@@ -38,7 +38,7 @@ from whisperport.build.layouts.qualcomm_ai_hub.graphs import (
 )
 from whisperport.errors import BundleError
 from whisperport.program.spec import ProgramSpec
-from whisperport.targets.vendors.qualcomm.chips import CHIPS, W8A16
+from whisperport.targets.vendors.qualcomm.chips import CHIPS, SIMULATOR, W8A16
 from whisperport.targets.vendors.qualcomm.context import check_context
 
 if TYPE_CHECKING:  # it needs torch
@@ -117,11 +117,7 @@ LAYOUT = Layout(
     apps=apps(
         App(
             name="qualcomm-ai-hub",
-            packages=(
-                "onnxruntime-qnn>=2.7,<3",
-                "onnxruntime>=1.24,<2",
-                "transformers>=4.56,<5",
-            ),
+            packages=(*SIMULATOR, "transformers>=4.56,<5"),
             module="onnxruntime_qnn",
             script=Path(__file__).with_name("client.py"),
             devices=NAMES,

@@ -13,13 +13,12 @@ from whisperport.build.layouts.npu import FLOAT, Compiled, compile_graphs, for_o
 from whisperport.build.layouts.sherpa_onnx import npu
 from whisperport.build.layouts.sherpa_onnx.npu_graphs import LOOP, Form
 from whisperport.program.spec import ProgramSpec
-from whisperport.targets.vendors.qualcomm.chips import CHIPS, W8A16
+from whisperport.targets.vendors.qualcomm.chips import CHIPS, SIMULATOR, W8A16
 from whisperport.targets.vendors.qualcomm.context import context_binary
 
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
 
-PACKAGES = ("onnxruntime-qnn>=2.7,<3", "onnxruntime>=1.24,<2", "onnx", "kaldi-native-fbank")
 NAMES = tuple(chip.name for chip in CHIPS)
 TOKENS = "tokens.txt"
 PROFILE = replace(npu.PROFILE, tokens_per_s=6, counts_prompt=True)
@@ -64,7 +63,7 @@ LAYOUT = Layout(
     apps=apps(
         App(
             name="sherpa-onnx-qnn",
-            packages=PACKAGES,
+            packages=(*SIMULATOR, "onnx", "kaldi-native-fbank"),
             module="kaldi_native_fbank",
             script=npu.CLIENT,
             devices=NAMES,

@@ -15,6 +15,7 @@ EXECUTORCH = "executorch 1.5.1, the vendor's own backends/qualcomm/serialization
 COMPILED = "compiled here with onnxruntime-qnn 2.7.0"
 FLOAT, W8A16 = "fp16", "w8a16"
 PACKAGE, EXTRA = "onnxruntime-qnn", "qualcomm"
+SIMULATOR = (f"{PACKAGE}>=2.7,<3", "onnxruntime>=1.24,<2")  # as pip takes it
 RAN = "onnxruntime-qnn 2.7.0, v75"
 OPSET = 20  # in which GELU is one operator
 

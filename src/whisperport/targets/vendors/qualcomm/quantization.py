@@ -65,16 +65,16 @@ def _quantize(path: Path, out: Path, arrays: Mapping[str, Path], operand: Operan
 
     source = out.with_name(f"fused-{path.name}")
     fuse(path, source)
-    _separate_tables(source)
-    graph = onnx.load(source, load_external_data=False).graph
+    model = _with_own_tables(source)
     types = {
         value.name: onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
-        for value in graph.input
+        for value in model.graph.input
     }
+    operands = _second_operands(model)
+    del model  # its memory
 
-    def samples() -> Iterator[
-        dict[str, Any]
-    ]:  # a calibration set has floats only; tokens are integers
+    def samples() -> Iterator[dict[str, Any]]:
+        """Yield the calibration set, which has floats only, with integers for tokens and positions."""
         for sample in samples_of(arrays):
             yield {name: array.astype(types[name], copy=False) for name, array in sample.items()}
 
@@ -83,7 +83,7 @@ def _quantize(path: Path, out: Path, arrays: Mapping[str, Path], operand: Operan
         name: [{"quant_type": QuantType.QUInt16, **_bounds(bounds, MARGIN)}]
         for name, bounds in ranges.items()
     }
-    for name, nodes in _second_operands(onnx.load(source)).items():
+    for name, nodes in operands.items():
         overrides[name][0]["convert"] = {
             "quant_type": QuantType[operand.quant_type],
             "symmetric": operand.symmetric,
@@ -102,10 +102,13 @@ def _quantize(path: Path, out: Path, arrays: Mapping[str, Path], operand: Operan
     quantize(source, out, configuration)
 
 
-def _separate_tables(path: Path) -> None:
-    """Give each Gather a table of its own, if another node multiplies by it, as by a token embedding.
+def _with_own_tables(path: Path) -> Any:
+    """Give each Gather of a file a table of its own, if another node multiplies by it, as by an embedding.
 
     A table is an activation, in 16 bits, and a weight has 8: the provider takes one form of a tensor only.
+
+    Returns:
+        The model in the file.
     """
     import onnx
 
@@ -124,6 +127,7 @@ def _separate_tables(path: Path) -> None:
         table.name = node.input[0] = f"{node.name or node.output[0]}.{table.name}"
     if shared:
         onnx.save(model, path)
+    return model
 
 
 def _ranges(
