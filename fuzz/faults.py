@@ -1,13 +1,14 @@
 """Let every system call that changes files fail once, in every command that writes, and kill before each.
 
-    python -m fuzz.faults [--verb NAME ...] [--minutes 10] [--save]
+    python -m fuzz.faults [--verb NAME ...] [--minutes 10] [--second | --together 100] [--save]
 
 Each command of `fuzz.writers` runs once undisturbed, to list its calls: opening for writing, writing,
 renaming, linking, deleting, flushing and so on, of all its threads and processes. Then it runs again for
 each call, with this call failing (a full disk, a broken one, missing permission, too many open files), and
 again with SIGKILL right before it, of all processes or only of the one that calls, and with Ctrl-C. With
-`--second`, instead, the same command runs a second time while the first one waits right before the call. Of
-consecutive writes to one file, the first, the second and the last are disturbed.
+`--second`, instead, the same command runs a second time while the first one waits right before the call.
+With `--together`, three of it run so many times, and their calls happen in a random order. Of consecutive
+writes to one file, the first, the second and the last are disturbed.
 
 A finding is: an output that is neither the old one nor the new one, complete; status 0 without the new
 output; an error without a reason or a hint, a traceback, or an "unexpected error"; a file of the user that
@@ -33,6 +34,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from random import Random
 
 from fuzz.campaign import RESULTS
 from fuzz.system_calls import (
@@ -40,11 +42,14 @@ from fuzz.system_calls import (
     INTERRUPT,
     KILL,
     KILL_CALLER,
+    ORDER,
     RANDOM,
     SECOND,
+    Call,
     Fault,
     Second,
     Watched,
+    run_together,
     watched,
     why_not,
 )
@@ -72,6 +77,11 @@ STATE = r"home/\.local/state/whisperport/bundles"  # records of what was exporte
 VARIES = re.compile(r"\.(html|json|parquet)$")  # files that may have times in them
 FAULTS = "each system call that changes files failed once, and was the last before a kill or Ctrl-C"
 SECONDS = "at each system call that changes files, the same command ran a second time"
+ORDERS = (
+    "three of each command at a time, with their system calls that change files in random order"
+)
+OPTIONS = {FAULTS: "", SECONDS: " --second", ORDERS: " --together N"}
+TOGETHER = 3
 Tree = dict[str, str]  # path -> digest of the file; empty for a folder
 
 
@@ -89,12 +99,17 @@ class Tally:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a command: what was watched, what it printed, and the files afterwards."""
+    """One run of a command: what was watched, what it printed, and the files afterwards.
+
+    Attributes:
+        others: exit status and output of the same command, if it ran several times at a time. Status None:
+            it did not run, or did not end.
+    """
 
     watched: Watched
     printed: str
     tree: Tree
-    second: Second
+    others: Sequence[tuple[int | None, str]] = ()
 
 
 class Place:
@@ -136,12 +151,32 @@ class Place:
 
     def run(self, fault: Fault | None = None, more: Sequence[str] = ()) -> Run:
         """Run the command in the folder as it is, with further arguments."""
+        if fault and fault.what == ORDER:
+            return self._run_together(Random(fault.call.occurrence))
         printed = self._printed.with_name("printed-second")
         printed.unlink(missing_ok=True)
         second = Second(partial(self._command, more, printed), printed)
         command = partial(self._command, more, self._printed)
         found = watched(command, self.work, fault, second=second)
-        return Run(found, self._printed.read_text(errors="replace"), tree(self.work), second)
+        others = [(second.status, second.printed)] if fault and fault.what == SECOND else []
+        return Run(found, self._printed.read_text(errors="replace"), tree(self.work), others)
+
+    def _run_together(self, order: Random) -> Run:
+        """Run several of the command, whose calls happen in this order."""
+        printed = [self._printed.with_name(f"printed-{n}") for n in range(TOGETHER)]
+        statuses = self._printed.with_name("statuses")
+        statuses.unlink(missing_ok=True)
+        commands = [partial(self._command, (), path) for path in printed]
+        found = watched(partial(run_together, commands, order, statuses), self.work, order=order)
+        found.met = True
+        if not statuses.exists():
+            found.hung = True
+            return Run(found, "", tree(self.work), [(None, "")])
+        (found.status, first), *others = [
+            (status, path.read_text(errors="replace"))
+            for status, path in zip(json.loads(statuses.read_text()), printed, strict=True)
+        ]
+        return Run(found, first, tree(self.work), others)
 
     def run_undisturbed(self, more: Sequence[str] = ()) -> Run:
         """Run the command in the folder as it is; it must write its outputs.
@@ -225,19 +260,25 @@ def schedules(place: Place) -> Iterator[Fault]:
     return (Fault(call, SECOND) for call in place.calls)
 
 
-def judge_both(place: Place, run: Run) -> Iterator[str]:
-    """Yield what is wrong after two commands at a time with the same output."""
+def orders(place: Place, count: int) -> Iterator[Fault]:
+    """Yield orders in which the calls of several of the command happen."""
+    return (Fault(Call("all calls", "of three", seed), ORDER) for seed in range(count))
+
+
+def judge_all(place: Place, run: Run) -> Iterator[str]:
+    """Yield what is wrong after several commands at a time with the same output."""
     if not run.watched.met:
         return
-    second = run.second
-    if run.watched.hung or second.status is None:
+    if run.watched.hung or any(status is None for status, _ in run.others):
         yield "hang"
         return
-    for status, printed in ((run.watched.status, run.printed), (second.status, second.printed)):
+    ended = [(run.watched.status, run.printed), *run.others]
+    for status, printed in ended:
         is_usage = "usage: " in printed  # of an output that has come to exist
-        yield from _message(printed, 0 if is_usage or status == place.status else status, None)
-    if place.status not in (run.watched.status, second.status):
-        yield f"neither succeeds: {_first_error(run.printed)}; {_first_error(second.printed)}"
+        is_right = is_usage or status == place.status
+        yield from _message(printed, 0 if is_right or status is None else status, None)
+    if not any(status == place.status for status, _ in ended):
+        yield f"none succeeds: {'; '.join(_first_error(printed) for _, printed in ended)}"
     for name in place.writer.outputs:
         if (state := place.state(name, run.tree)) != "new":
             yield f"the output is {state}: {name}"
@@ -248,8 +289,8 @@ def judge_both(place: Place, run: Run) -> Iterator[str]:
 
 def judge(place: Place, fault: Fault, run: Run) -> Iterator[str]:
     """Yield what is wrong after one repetition."""
-    if fault.what == SECOND:
-        yield from judge_both(place, run)
+    if fault.what in (SECOND, ORDER):
+        yield from judge_all(place, run)
         return
     outputs, status, killed = place.writer.outputs, run.watched.status, fault.what == KILL
     if run.watched.hung:
@@ -433,7 +474,7 @@ def save(tallies: Mapping[str, Tally], wall_s: float, what: str) -> None:
         "machine": machine(),
         "versions": versions(("whisperport",)),
         "measured_on": datetime.date.today().isoformat(),
-        "command": "python -m fuzz.faults" + (" --second" if what == SECONDS else ""),
+        "command": f"python -m fuzz.faults{OPTIONS[what]}",
     }
     earlier = [each for each in json.loads(RESULTS.read_text()) if each["what"] != what]
     RESULTS.write_text(json.dumps([*earlier, result], indent=1) + "\n")
@@ -445,7 +486,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--verb", action="append", help="Start of a name in the table")
     parser.add_argument("--minutes", type=float, default=math.inf, help="Time of all together")
-    parser.add_argument("--second", action="store_true", help="Run each command twice at a time")
+    several = parser.add_mutually_exclusive_group()
+    several.add_argument("--second", action="store_true", help="Run each command twice at a time")
+    several.add_argument("--together", type=int, metavar="N", help="Run three of each, N times")
     parser.add_argument("--save", action="store_true", help=f"Write the result into {RESULTS.name}")
     chosen = parser.parse_args(arguments)
     if why := why_not():
@@ -464,7 +507,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if any("in/checkpoint" in w.arguments or w.name.split()[0] in TRACED for w in writers):
             trace_once(base)
         seconds = 60 * chosen.minutes
-        planned = schedules if chosen.second else plan
+        planned, what = (schedules, SECONDS) if chosen.second else (plan, FAULTS)
+        if chosen.together:
+            planned, what = partial(orders, count=chosen.together), ORDERS
         for verb, tally in campaign(writers, base, seconds, partial(print, flush=True), planned):
             tallies[verb] = tally
     print(table(tallies))
@@ -472,7 +517,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for finding, where in tally.findings.items():
             print(f"{verb}: {finding}: {len(where)} repetitions, such as {where[0]}")
     if chosen.save:
-        save(tallies, time.monotonic() - start, SECONDS if chosen.second else FAULTS)
+        save(tallies, time.monotonic() - start, what)
     return int(any(tally.findings for tally in tallies.values()))
 
 

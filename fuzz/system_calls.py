@@ -7,6 +7,7 @@ native libraries are seen as well, in one order. No compiler and no debugger is 
 
 import ctypes
 import errno
+import json
 import os
 import platform
 import re
@@ -23,6 +24,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import NoReturn
 
 from fuzz import processes
@@ -79,6 +81,7 @@ ERRORS = {  # what a full, a broken or a foreign disk answers to each kind of ca
 GROWING = {"write", "allocate", "mkdir", "link", "symlink"}  # fail on a disk once it is full
 KILL, KILL_CALLER, INTERRUPT = "killed", "caller killed", "interrupted"
 SECOND = "another one runs"
+ORDER = "in random order"
 RANDOM = re.compile(
     r"(?<=tmp)[a-z0-9_]{8}|(?<=tmp/)[a-z0-9_]{8}$|[0-9a-f]{12,64}|(?<=-)[a-z0-9_]{8}(?=/|$)"
     r"|#?\d{4,}| \(deleted\)"
@@ -87,6 +90,8 @@ PATH_MAX = 4096
 PATIENCE_S = 600.0
 BLOCKED_S = 1.0  # after this time, a second command is taken to wait for what the first one holds
 LONGEST_S = 300.0  # of a second command
+QUIET_S = 0.003  # without a new call: then one of those that wait happens
+TURN = 0.2  # probability that another process has precedence after it
 
 # Source: include/uapi/linux/{seccomp,filter,audit,prctl}.h.
 _MACHINES = {
@@ -120,7 +125,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens at one call: it fails with an error, or `KILL`, `KILL_CALLER`, `INTERRUPT`, `SECOND`."""
+    """What happens at one call: it fails with an error, or `KILL`, `KILL_CALLER`, `INTERRUPT`, `SECOND`.
+
+    `ORDER` concerns no single call: several commands run, and `call.occurrence` is the seed of the order.
+    """
 
     call: Call
     what: str | int
@@ -181,6 +189,26 @@ class Second:
                 time.sleep(0.005)
 
 
+def run_together(
+    commands: Sequence[Callable[[], object]], order: Random, statuses: Path, latest_s: float = 0.5
+) -> None:
+    """Run functions in forks of their own, and write their exit statuses; called in a fork.
+
+    About half of them begin at once, the others at most `latest_s` later.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    forks = []
+    for command in commands:
+        pause_s = order.choice((0.0, order.uniform(0, latest_s)))
+        forks.append(os.fork())
+        if not forks[-1]:
+            time.sleep(pause_s)
+            run_and_exit(command)
+    ended = [os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) for fork in forks]
+    statuses.write_text(json.dumps(ended))
+
+
 def why_not() -> str:
     """Return why processes cannot be watched here; empty: they can."""
     if not sys.platform.startswith("linux") or platform.machine() not in _MACHINES:
@@ -198,6 +226,7 @@ def watched(
     fault: Fault | None = None,
     patience_s: float = PATIENCE_S,
     second: Second | None = None,
+    order: Random | None = None,
 ) -> Watched:
     """Run a function in a fork, and stop it at each call that changes something in a folder.
 
@@ -207,6 +236,8 @@ def watched(
         fault: what happens at one of the calls. Default: None, nothing. A disk that is full stays full.
         patience_s: after this time, all processes are killed.
         second: runs at the call of a fault `SECOND`, which waits for it. Default: None.
+        order: chooses which of the calls that wait happens next, if several processes call. Default: None,
+            the first one.
 
     Raises:
         OSError: the kernel has no such filters, or does not allow them here.
@@ -230,7 +261,7 @@ def watched(
         number = int(message or b"1")
         raise OSError(number, os.strerror(number))
     watch = _Watch(child, descriptors[0], Path(os.path.realpath(folder)), fault)
-    watch.second = second
+    watch.second, watch.order = second, order
     try:
         watch.follow(time.monotonic() + patience_s)
     finally:
@@ -322,6 +353,9 @@ class _Watch:
     def __init__(self, child: int, listener: int, folder: Path, fault: Fault | None) -> None:
         self.child, self.fault, self.found = child, fault, Watched()
         self.second: Second | None = None
+        self.order: Random | None = None
+        self._held: list[tuple[int, int, Call]] = []  # calls that wait: id, thread, what
+        self._ranks: dict[int, float] = {}  # of processes whose calls wait
         self._listener, self._folder = listener, os.fspath(folder)
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._libc.ioctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p]
@@ -338,22 +372,42 @@ class _Watch:
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
         while True:
-            events = poll.poll(max(0.0, 1000 * (end - time.monotonic())))
-            if not events:
+            left_s = max(0.0, end - time.monotonic())
+            events = poll.poll(1000 * (min(left_s, QUIET_S) if self._held else left_s))
+            if not events and (not self._held or not left_s):
                 self.found.hung = True
                 return
-            if events[0][1] & select.POLLIN:
-                self._answer_one()
+            if not events:
+                self._release_one()
+            elif events[0][1] & select.POLLIN:
+                self._receive_one()
             elif events[0][1] & (select.POLLHUP | select.POLLERR):
                 return
 
-    def _answer_one(self) -> None:
+    def _receive_one(self) -> None:
         notice = ctypes.create_string_buffer(_NOTICE.size)
         if self._libc.ioctl(self._listener, _RECEIVE, notice) < 0:
             return  # its process was killed meanwhile
         id_, process, _, number, _, _, *arguments = _NOTICE.unpack(notice.raw)
-        failure, flags = 0, _CONTINUE
         call = self._call(process, number, arguments)
+        if call and self.order:
+            self._held.append((id_, process, call))
+        else:
+            self._answer(id_, process, call)
+
+    def _release_one(self) -> None:
+        """Let a call happen: of those that wait, one of the process with the highest rank."""
+        assert self.order is not None, "calls wait for an order only"
+        if self.order.random() < TURN:
+            self._ranks.clear()
+        ranks = [
+            self._ranks.setdefault(_process_of(thread), self.order.random())
+            for _, thread, _ in self._held
+        ]
+        self._answer(*self._held.pop(ranks.index(max(ranks))))
+
+    def _answer(self, id_: int, process: int, call: Call | None) -> None:
+        failure, flags = 0, _CONTINUE
         if call:
             self.found.calls.append(call)
             caller = _process_of(process)

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from random import Random
@@ -29,7 +30,16 @@ from fuzz.mutators import archives, folders, json_values, onnx_graphs, raw, wire
 from fuzz.mutators.archives import bomb, members, written
 from fuzz.mutators.pickles import hours_to_hash
 from fuzz.seeds import GENERATION, _checkpoint
-from fuzz.system_calls import KILL, KILL_CALLER, SECOND, Fault, Second, watched, why_not
+from fuzz.system_calls import (
+    KILL,
+    KILL_CALLER,
+    SECOND,
+    Fault,
+    Second,
+    run_together,
+    watched,
+    why_not,
+)
 from fuzz.writers import all_writers
 from onnx import TensorProto, helper
 from tokenizers.models import BPE
@@ -463,6 +473,39 @@ def test_a_call_that_fails_costs_no_file_and_its_error_says_so(
         assert tally.repetitions == tally.planned >= per_call * tally.calls
         assert tally.missed == 0
         assert tally.findings == {}
+
+    tally = faults.disturb(writer, tmp_path, math.inf, planned=partial(faults.orders, count=2))
+    assert (tally.repetitions, tally.findings) == (2, {})
+
+
+@pytest.mark.usefixtures("watchable")
+def test_the_calls_of_several_commands_happen_in_random_orders(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+
+    def write() -> None:
+        text = path.read_text() if path.exists() else ""
+        (tmp_path / str(os.getpid())).write_text(f"{text}x")
+        (tmp_path / str(os.getpid())).replace(path)
+
+    def lock() -> None:
+        with (tmp_path / "notes.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            write()
+
+    def texts(command: Callable[[], None], count: int) -> set[str]:
+        found = set()
+        for seed in range(count):
+            path.unlink(missing_ok=True)
+            statuses = tmp_path / "statuses"
+            together = partial(run_together, [command] * 3, Random(seed), statuses, 0.03)
+            run = watched(together, tmp_path, order=Random(seed))
+            assert not run.hung
+            assert statuses.read_text() == "[0, 0, 0]"
+            found.add(path.read_text())
+        return found
+
+    assert len(texts(write, core_or_all(12, 100))) > 1  # some orders lose what others wrote
+    assert texts(lock, 4) == {"xxx"}
 
 
 @pytest.mark.usefixtures("watchable")
