@@ -1,6 +1,6 @@
 """Let every system call that changes files fail once, in every command that writes, and kill before each.
 
-    python -m fuzz.faults [--verb NAME ...] [--minutes 10] [--second | --together 100] [--save]
+    python -m fuzz.faults [--verb NAME ...] [--minutes 10] [--second | --together 100] [--part 1/8] [--save]
 
 Each command of `fuzz.writers` runs once undisturbed, to list its calls: opening for writing, writing,
 renaming, linking, deleting, flushing and so on, of all its threads and processes. Then it runs again for
@@ -14,7 +14,7 @@ A finding is: an output that is neither the old one nor the new one, complete; s
 output; an error without a reason or a hint, a traceback, or an "unexpected error"; a file of the user that
 changed; a file left behind, after a kill by the next run; a next run that fails; a hang. What a killed
 process leaves in the folder of temporary files is none. The table is printed; the exit status is 1 if
-there is a finding.
+there is a finding. Parts of a campaign, such as `--part 1/8`, are saved together.
 """
 
 import argparse
@@ -35,6 +35,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from fuzz.campaign import RESULTS
 from fuzz.system_calls import (
@@ -74,6 +75,7 @@ UNCHANGED = re.compile(
     r"unchanged|not written|nothing was (written|changed)|error: cannot (write|store)"
 )
 STATE = r"home/\.local/state/whisperport/bundles"  # records of what was exported and tried
+IGNORED = re.compile(r"(^tmp|/\.[^/]*\.(partial|discarded)-[^/]*)/")  # no run reads such a file
 VARIES = re.compile(r"\.(html|json|parquet)$")  # files that may have times in them
 FAULTS = "each system call that changes files failed once, and was the last before a kill or Ctrl-C"
 SECONDS = "at each system call that changes files, the same command ran a second time"
@@ -87,8 +89,9 @@ Tree = dict[str, str]  # path -> digest of the file; empty for a folder
 
 @dataclass
 class Tally:
-    """The calls, repetitions and findings of one command."""
+    """The calls, repetitions and findings of one command, and which parts of all repetitions were done."""
 
+    parts: list[str] = field(default_factory=list)
     calls: int = 0
     planned: int = 0
     repetitions: int = 0
@@ -134,6 +137,7 @@ class Place:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 (self.work / name).rename(target)
                 make_old(target)
+        self.followed: dict[frozenset[tuple[str, str]], list[str]] = {}  # files -> findings
         self.old = tree(self._template)
         self.reset()
         first = self.run_undisturbed()
@@ -317,10 +321,19 @@ def judge(place: Place, fault: Fault, run: Run) -> Iterator[str]:
         return  # what follows is known
     if place.writer.is_new_only and set(states.values()) == {"new"}:
         return  # the next run must not replace it
+    key = frozenset((name, "" if IGNORED.search(name) else run.tree[name]) for name in run.tree)
+    if key not in place.followed:
+        place.followed[key] = list(_judge_next(place))
+    yield from place.followed[key]
+
+
+def _judge_next(place: Place) -> Iterator[str]:
+    """Yield what is wrong after an undisturbed run with what a disturbed one left."""
     following = place.run()
     if following.watched.status != place.status:
         yield f"the next run fails: {_first_error(following.printed)}"
         return
+    outputs = place.writer.outputs
     broken = [name for name in outputs if place.state(name, following.tree) != "new"]
     if broken:
         yield f"the next run does not write {', '.join(broken)}"
@@ -386,13 +399,14 @@ def campaign(
     seconds: float = math.inf,
     progress: Callable[[str], object] = lambda _: None,
     planned: Callable[[Place], Iterable[Fault]] | None = None,
+    part_of: tuple[int, int] = (1, 1),
 ) -> Iterator[tuple[str, Tally]]:
     """Disturb the commands one after the other; yield the tally of each."""
     end = time.monotonic() + seconds
     for number, writer in enumerate(writers):
         share = (end - time.monotonic()) / (len(writers) - number)
         until = time.monotonic() + share
-        yield writer.name, disturb(writer, base, until, progress, planned or plan)
+        yield writer.name, disturb(writer, base, until, progress, planned or plan, part_of)
 
 
 def disturb(
@@ -401,6 +415,7 @@ def disturb(
     end: float,
     progress: Callable[[str], object] = lambda _: None,
     planned: Callable[[Place], Iterable[Fault]] | None = None,
+    part_of: tuple[int, int] = (1, 1),
 ) -> Tally:
     """Do all repetitions of one command, or, if the time does not suffice, some of them."""
     tally, start = Tally(), time.monotonic()
@@ -411,6 +426,8 @@ def disturb(
         return tally
     faults = sorted((planned or plan)(place), key=_is_late)
     tally.calls, tally.planned = len(place.calls), len(faults)
+    number, count = part_of
+    faults, tally.parts = faults[number - 1 :: count], [f"{number}/{count}"]
     per_run = max(0.001, (time.monotonic() - start) / 3)
     step = max(1, math.ceil(len(faults) * per_run / max(1.0, end - time.monotonic())))
     first = sum(not _is_late(fault) for fault in faults)
@@ -464,20 +481,41 @@ def table(tallies: Mapping[str, Tally]) -> str:
 
 
 def save(tallies: Mapping[str, Tally], wall_s: float, what: str) -> None:
-    """Write the result into the file with the results of all campaigns, in place of the earlier one."""
+    """Write the result into the file with the results of all campaigns, in place of the earlier one.
+
+    Results of other commands are kept, and added to those of other parts.
+    """
     from whisperport.verification import machine, versions
 
+    known = json.loads(RESULTS.read_text())
+    before = next((each for each in known if each["what"] == what), {"verbs": {}, "wall_s": 0.0})
+    verbs = before["verbs"] | {
+        name: added(before["verbs"].get(name, {}), vars(tally)) for name, tally in tallies.items()
+    }
     result = {
         "what": what,
-        "wall_s": round(wall_s, 1),
-        "verbs": {name: vars(tally) for name, tally in tallies.items()},
+        "wall_s": round(wall_s + before["wall_s"], 1),
+        "verbs": verbs,
         "machine": machine(),
         "versions": versions(("whisperport",)),
         "measured_on": datetime.date.today().isoformat(),
         "command": f"python -m fuzz.faults{OPTIONS[what]}",
     }
-    earlier = [each for each in json.loads(RESULTS.read_text()) if each["what"] != what]
-    RESULTS.write_text(json.dumps([*earlier, result], indent=1) + "\n")
+    others = [each for each in known if each["what"] != what]
+    RESULTS.write_text(json.dumps([*others, result], indent=1) + "\n")
+
+
+def added(before: Mapping[str, Any], tally: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a tally with those of other parts, if they are of as many calls."""
+    done, (part,) = before.get("parts", []), tally["parts"]
+    count = part.rpartition("/")[2]
+    is_same = all(before.get(name) == tally[name] for name in ("calls", "planned"))
+    if not (is_same and done and part not in done and all(p.endswith(f"/{count}") for p in done)):
+        return tally
+    both = {name: before[name] + tally[name] for name in ("repetitions", "missed", "seconds")}
+    return {**tally, **both, "parts": [*done, part]} | {
+        "findings": {**before["findings"], **tally["findings"]}
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -486,6 +524,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--verb", action="append", help="Start of a name in the table")
     parser.add_argument("--minutes", type=float, default=math.inf, help="Time of all together")
+    parser.add_argument("--part", default="1/1", help="Which repetitions: the first eighth is 1/8")
     several = parser.add_mutually_exclusive_group()
     several.add_argument("--second", action="store_true", help="Run each command twice at a time")
     several.add_argument("--together", type=int, metavar="N", help="Run three of each, N times")
@@ -510,7 +549,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         planned, what = (schedules, SECONDS) if chosen.second else (plan, FAULTS)
         if chosen.together:
             planned, what = partial(orders, count=chosen.together), ORDERS
-        for verb, tally in campaign(writers, base, seconds, partial(print, flush=True), planned):
+        number, _, count = chosen.part.partition("/")
+        how = (partial(print, flush=True), planned, (int(number), int(count)))
+        for verb, tally in campaign(writers, base, seconds, *how):
             tallies[verb] = tally
     print(table(tallies))
     for verb, tally in tallies.items():

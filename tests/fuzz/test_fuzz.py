@@ -508,6 +508,21 @@ def test_the_calls_of_several_commands_happen_in_random_orders(tmp_path: Path) -
     assert texts(lock, 4) == {"xxx"}
 
 
+def test_the_tallies_of_parts_are_added_and_others_replaced() -> None:
+    def tally(part: str, repetitions: int, calls: int = 7) -> dict[str, Any]:
+        counts = {"calls": calls, "planned": 10, "missed": 0, "seconds": 1.0, "findings": {}}
+        return {"parts": [part], "repetitions": repetitions, **counts}
+
+    first, second, whole = tally("1/2", 5), tally("2/2", 4), tally("1/1", 10)
+
+    both = faults.added(first, second)
+    assert (both["parts"], both["repetitions"], both["seconds"]) == (["1/2", "2/2"], 9, 2.0)
+    assert faults.added(both, first) is first  # it was done again
+    for before in ({}, whole, tally("1/2", 5, calls=8), tally("1/4", 3)):
+        assert faults.added(before, second) is second
+    assert faults.added(both, whole) is whole
+
+
 @pytest.mark.usefixtures("watchable")
 def test_a_second_command_runs_while_the_first_waits(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
