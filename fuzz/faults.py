@@ -522,7 +522,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the campaign; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m fuzz.faults", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--verb", action="append", help="Start of a name in the table")
+    parser.add_argument("--verb", action="append", help="Name in the table, or its start")
     parser.add_argument("--minutes", type=float, default=math.inf, help="Time of all together")
     parser.add_argument("--part", default="1/1", help="Which repetitions: the first eighth is 1/8")
     several = parser.add_mutually_exclusive_group()
@@ -542,7 +542,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prepare_process()
         writers = all_writers(base)
         if chosen.verb:
-            writers = [w for w in writers if w.name.startswith(tuple(chosen.verb))]
+            whole = [w for w in writers if w.name in chosen.verb]
+            writers = whole or [w for w in writers if w.name.startswith(tuple(chosen.verb))]
         if any("in/checkpoint" in w.arguments or w.name.split()[0] in TRACED for w in writers):
             trace_once(base)
         seconds = 60 * chosen.minutes
