@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pickle
+import random
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from whisperport.transcription.transcriber import Turns
 from whisperport.verification.clips import shipped_audio
 
 from ..embedded import default_bundle
+from ..extent import core_or_all
 
 ONE_THREAD = RunOptions(threads=1)
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
@@ -77,6 +79,48 @@ def test_concurrent_calls_return_what_single_calls_return(
     concurrent = list(threads.map(lambda call: transcriber.transcribe(*call), calls))
 
     assert concurrent == [single[i % 12] for i in range(N_CALLS)]
+
+
+def random_options(seed: int) -> TranscribeOptions:
+    """Options that concern decoding, text, times and windows, each at random."""
+    choose = random.Random(seed)
+    beams, vad = choose.choice((None, 2, 3)), choose.choice((None, VadOptions()))
+    decode = DecodeOptions(
+        language=choose.choice(("en", None)),
+        without_timestamps=choose.random() < 0.3,
+        max_tokens=choose.choice((None, 5, 20)),
+        beam_size=beams,
+        patience=choose.choice((None, 1.5)) if beams else None,
+        best_of=choose.choice((None, 2)),
+        repetition_penalty=choose.choice((None, 1.2)),
+        no_repeat_ngram_size=choose.choice((0, 3)),
+        suppress_blank=choose.random() < 0.7,
+    )
+    return TranscribeOptions(
+        decode=decode,
+        temperatures=choose.choice(((0.0,), (0.0, 0.4), (0.6,))),
+        phrases=choose.choice(((), ("garden lights", "nine o'clock"))),
+        vad=vad,
+        initial_prompt=choose.choice(("", "Turn on the lights.")),
+        word_timestamps=choose.random() < 0.4,
+        workers=choose.choice((1, 2)) if vad else 1,
+        batch=choose.random() < 0.5,
+    )
+
+
+def test_32_threads_with_random_options_return_what_single_calls_return() -> None:
+    transcriber = Transcriber(default_bundle(), ONE_THREAD, max_concurrent=32)
+    clips = [load_audio(recording.path)[:40_000] for recording in shipped_audio()[:7]]
+    n_options, n_calls = core_or_all((12, 36), (100, 400))
+    calls = [(clips[n % len(clips)], random_options(n)) for n in range(n_options)]
+    alone = [transcriber.transcribe(*call) for call in calls]
+    assert len({transcript.text for transcript in alone}) > len(clips)
+
+    with ThreadPoolExecutor(32) as pool:
+        numbers = random.Random(0).choices(range(n_options), k=n_calls)
+        together = list(pool.map(lambda number: transcriber.transcribe(*calls[number]), numbers))
+
+    assert together == [alone[number] for number in numbers]
 
 
 def test_chunks_and_live_streams_beside_other_calls_return_what_they_return_alone(
