@@ -30,6 +30,7 @@ from whisperport.build.layouts.reading import Files
 from whisperport.build.layouts.reference import known_logits, reference_of, spectrogram
 from whisperport.build.layouts.sherpa_onnx import npu, npu_client, npu_graphs, qnn, rknn
 from whisperport.errors import AudioError, BundleError, LoweringError, UsageError
+from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.speech.audio import HOP_LENGTH
 from whisperport.speech.audio.pcm import write_wav
 from whisperport.speech.text.vocabulary import openai_generation
@@ -231,7 +232,7 @@ def test_a_file_that_is_not_of_its_graph_is_named(compiled: Path, tmp_path: Path
 
     assert broken(compiled) == []
     assert broken(exchanged) == [
-        ("decoder.bin", "it does not name 'tiny_tokens', which the graph has")
+        ("decoder.bin", "it does not name 'tiny_tokens', which the app asks for")
     ]
     assert broken(lacking) == [("decoder.bin", "the file is missing")]
     (lacking / "decoder.bin").touch()
@@ -253,6 +254,93 @@ def test_a_board_is_given_files_of_its_size(checkpoint: Any, tmp_path: Path) -> 
     assert first == ("huge-encoder.rknn", "the app knows no size 'huge'")
     assert [file for file, _ in further] == ["huge-decoder.rknn", "huge-decoder.rknn"]
     assert "[1, 447, 128]" in further[1][1]
+
+
+def published(folder: Path, size: str = "tiny.en") -> tuple[ProgramSpec, ProgramSpec]:
+    """Write files for a board as the app's authors publish them: without graphs, their names with a size.
+
+    Source: k2-fsa/sherpa-onnx@7ac6654, scripts/whisper/rknn/tiny-en-onnx-info.md.
+    """
+    layers = [f"{side}_{layer}" for layer in range(4) for side in "kv"]
+    cross = [(f"cross_{name}", (1, 1500, 384)) for name in layers]
+    caches = [(f"self_{name}", (1, 448, 384)) for name in layers]
+    rows = [(f"this_self_{name}", (1, 1, 384)) for name in layers]
+    inputs = [("tokens", (1, 1)), *caches, *cross, ("offset", (1,)), ("mask", (448,))]
+
+    def tensors(pairs: Any, prefix: str = "tiny.en-") -> tuple[TensorSpec, ...]:
+        return tuple(TensorSpec(f"{prefix}{name}", shape) for name, shape in pairs)
+
+    encoder = ProgramSpec("encoder", tensors([("mel", (1, 80, 3000))]), tensors(cross, ""))
+    logits = ("logits", (1, 1, 51864))
+    decoder = ProgramSpec("decoder", tensors(inputs), tensors([logits, *rows]))
+    for spec in (encoder, decoder):
+        (folder / f"{size}-{spec.name}.rknn").write_bytes(rknn_bytes(description(spec)))
+    (folder / f"{size}-tokens.txt").write_text("IQ== 0\n")
+    return encoder, decoder
+
+
+def test_published_files_for_a_board_are_judged_by_names_order_and_sizes(
+    checkpoint: Any, tmp_path: Path
+) -> None:
+    _, decoder = published(tmp_path)
+
+    judgement = judge(tmp_path)
+    assert judgement
+    assert list(judgement.layout.apps) == ["sherpa-onnx-rknn"]
+
+    # with another checkpoint, whose sizes are expected
+    judgement = judge(tmp_path, checkpoint)
+    assert not judgement
+    assert judgement.identity is None
+    assert [p.file for p in judgement.problems] == ["tiny.en-encoder.rknn", "tiny.en-decoder.rknn"]
+    assert "[1, 1500, 128]" in judgement.problems[0].reason
+
+    # with two inputs in another order
+    first, key, value, *others = decoder.inputs
+    exchanged = replace(decoder, inputs=(first, value, key, *others))
+    path = tmp_path / "tiny.en-decoder.rknn"
+    path.write_bytes(rknn_bytes(description(exchanged)))
+    ((file, reason),) = broken(tmp_path, rknn.LAYOUT)
+    assert file == path.name
+    assert "'tiny.en-self_v_0'" in reason
+    assert "'tiny.en-self_k_0'" in reason
+
+    # with a part of the inputs only, and damaged
+    path.write_bytes(rknn_bytes(description(replace(decoder, inputs=decoder.inputs[:1]))))
+    problems = broken(tmp_path, rknn.LAYOUT)
+    assert len(problems) == 2
+    assert all("not those that the app expects" in reason for _, reason in problems)
+    path.write_bytes(b"RKNN")
+    assert "does not begin as a compiled file" in broken(tmp_path, rknn.LAYOUT)[-1][1]
+
+
+def test_published_files_of_a_size_that_the_app_does_not_know_are_named(tmp_path: Path) -> None:
+    published(tmp_path, "large-v3")
+
+    assert broken(tmp_path, rknn.LAYOUT) == [
+        (f"large-v3-{name}.rknn", "the app knows no size 'large-v3'")
+        for name in ("encoder", "decoder")
+    ]
+
+
+def test_files_for_a_phone_are_judged_without_their_graphs(
+    compiled: Path, checkpoint: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / "phone"
+    folder.mkdir()
+    for name in ("encoder.bin", "decoder.bin", "tokens.txt"):
+        shutil.copy(compiled / name, folder)
+
+    judgement = judge(folder, checkpoint)
+    assert judgement
+    assert list(judgement.layout.apps) == ["sherpa-onnx-qnn"]
+    assert judgement.identity is None
+
+    shutil.copy(folder / "decoder.bin", folder / "encoder.bin")
+    assert broken(folder) == [("encoder.bin", "it does not name 'tiny_mel', which the app asks for")]
+    (folder / "decoder.bin").write_bytes(b"something else")
+    with pytest.raises(UsageError, match="has the files of no app"):
+        judge(folder)
 
 
 def test_a_checkpoint_with_other_ids_is_rejected(checkpoint: Any) -> None:

@@ -248,7 +248,8 @@ def _compared(
     layout, identity = judgement.layout, None
     begin_stage("comparing weights")
     try:
-        if layout.reader.arrays is not None or layout.weights is not None:
+        has_arrays = layout.reader.arrays is not None or layout.weights is not None
+        if has_arrays and layout.reader.is_readable(files):
             arrays = stored_arrays(layout, files, judgement.precision)
             identity = identify(checkpoint, arrays, has_graphs=layout.weights is None)
     except (CheckpointError, ProgramError) as error:
@@ -312,6 +313,8 @@ def _differing_clip(judgement: Judgement) -> Clip:
 
 def stored_arrays(layout: Layout, files: Files, precision: str) -> Iterator[StoredArray]:
     """Yield the arrays in files of a layout."""
+    if not layout.reader.is_readable(files):
+        return
     if layout.reader.arrays is not None:
         yield from layout.reader.arrays(files, precision)
     elif layout.weights is not None:

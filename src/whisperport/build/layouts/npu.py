@@ -3,7 +3,7 @@
 The app reads what was compiled. The graphs, in float32, are verified, and can be compiled again.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -24,7 +24,7 @@ from whisperport.build.layouts.onnx_graph.header import OnnxHeader, read_header
 from whisperport.build.layouts.onnx_graph.stored import stored_arrays
 from whisperport.build.layouts.reading import Files, Reader
 from whisperport.build.layouts.rules import LayoutRule, layout_rule
-from whisperport.errors import AudioError
+from whisperport.errors import AudioError, BundleError
 from whisperport.program.spec import ProgramSpec
 from whisperport.runtime import start_tokens
 from whisperport.speech.audio import log_mel
@@ -113,23 +113,48 @@ def for_one_of(chips: Sequence[str]) -> str:
 class Compiled:
     """What a vendor's compiler makes of the graphs, in the folder of the app.
 
+    Others publish it without the graphs.
+
     Attributes:
         name: takes a graph's stem and the size; returns the name of its file.
         other: returns how a file differs from what would be compiled of a graph; empty: it does not.
         size: takes a name, and what the graph is; returns the size, if the app reads it from one of them.
         sizes: that the app knows.
+        is_known: whether a file of the decoder is the app's, where its graph is missing.
+        expected: returns what the graphs were, as the sizes that the files state, or the checkpoint, tell.
+            It raises BundleError for a damaged file.
     """
 
     name: Callable[[str, str], str]
     other: Callable[[ProgramSpec, Path], str]
     size: Callable[[str, ProgramSpec], str] = lambda _name, _spec: ""
     sizes: Sequence[str] = ("",)
+    is_known: Callable[[Path], bool] = lambda _path: False
+    expected: Callable[[Files, str, str], Mapping[str, ProgramSpec]] = lambda *_: {}
 
     def file(self, files: Files, graph: str) -> str:
         """Return the name of a graph's file, of any size; empty: it is missing."""
         pattern = self.name(Path(graph).stem, "*")
         paths = files.path.glob(pattern) if files.path.is_dir() else ()
         return next((path.relative_to(files.path).as_posix() for path in sorted(paths)), "")
+
+    def is_published(self, files: Files) -> bool:
+        """Return whether there are files for the app, and no graphs."""
+        names = [self.file(files, graph) for graph in GRAPHS]
+        if any(map(files.has, GRAPHS)) or not all(names):
+            return False
+        return files.read(names[-1], self.is_known)
+
+    def spec(self, files: Files, graph: str) -> ProgramSpec:
+        """Return the inputs and outputs that a file must have.
+
+        Raises:
+            BundleError: its graph is missing, and it does not state its own.
+        """
+        if files.has(graph):
+            return files.read(graph, READERS[".onnx"])[0]
+        names = [self.file(files, name) for name in GRAPHS]
+        return files.kept(self, lambda: self.expected(files, *names))[graph]
 
 
 def compile_graphs(job: Compilation, place: Callable[[Path, Path], None], loop: Loop) -> None:
@@ -218,7 +243,7 @@ def _token_inputs(decoding: Decoding, offset: int, prompt: Sequence[int], end: i
 
 
 def reader(compiled: Compiled, is_own: Callable[[OnnxHeader, OnnxHeader], bool]) -> Reader:
-    """Return the reader of folders with the graphs, and with what was compiled of one of them.
+    """Return the reader of folders with the graphs, and with what was compiled of one of them, or of both.
 
     Args:
         compiled: what it is compiled to.
@@ -226,6 +251,8 @@ def reader(compiled: Compiled, is_own: Callable[[OnnxHeader, OnnxHeader], bool])
     """
 
     def recognize(files: Files) -> bool:
+        if compiled.is_published(files):
+            return True
         if not all(map(files.has, GRAPHS)) or not any(compiled.file(files, g) for g in GRAPHS):
             return False
         return is_own(*(files.read(graph, read_header) for graph in GRAPHS))
@@ -234,6 +261,7 @@ def reader(compiled: Compiled, is_own: Callable[[OnnxHeader, OnnxHeader], bool])
         recognize,
         lambda _files: [FLOAT],
         lambda files, _precision: stored_arrays(files, GRAPHS),
+        is_readable=lambda files: files.has(ENCODER),
     )
 
 
@@ -242,8 +270,9 @@ def rule(compiled: Compiled) -> LayoutRule:
 
     @layout_rule("WP785", "A file for an NPU is missing, or is not that of the graph beside it")
     def check(files: Files) -> Iterator[tuple[str, str]]:
-        """The app loads what was compiled of `encoder.onnx` and `decoder.onnx`. To some apps, a size in the
-        names of files or inputs tells the ids of special tokens: tiny, base, small or medium, and `.en` if
+        """The app loads what was compiled of `encoder.onnx` and `decoder.onnx`. Without these, names,
+        order and shapes are compared with those that the app expects. To some apps, a size in the names of
+        files or inputs tells the ids of special tokens: tiny, base, small or medium, and `.en` if
         English-only.
 
         What to do: `whisperport convert` with `--chips`.
@@ -253,7 +282,11 @@ def rule(compiled: Compiled) -> LayoutRule:
             if not name:
                 yield compiled.name(Path(graph).stem, "SIZE"), "the file is missing"
                 continue
-            spec, _ = files.read(graph, READERS[".onnx"])
+            try:
+                spec = compiled.spec(files, graph)
+            except BundleError as error:
+                yield name, f"{error.what}: {error.why}"
+                continue
             size = compiled.size(name, spec)
             if size.removesuffix(".en") not in compiled.sizes:
                 yield name, f"the app knows no size {size[:40]!r}"

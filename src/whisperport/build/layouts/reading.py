@@ -150,12 +150,14 @@ class Reader:
         arrays: yields the arrays in the files of one precision, one at a time. None: `Layout.weights` does,
             or they cannot be read.
         sizes: returns what graphs or weights state, by its name in transformers' `config.json`.
+        is_readable: whether the arrays can be read: of compiled files they cannot.
     """
 
     recognize: Callable[[Files], bool]
     precisions: Callable[[Files], list[str]]
     arrays: Callable[[Files, str], Iterator[StoredArray]] | None = None
     sizes: Callable[[Files], Mapping[str, int]] = lambda _files: {}
+    is_readable: Callable[[Files], bool] = lambda _files: True
 
 
 def pte_methods(path: Path) -> "Mapping[str, Method]":

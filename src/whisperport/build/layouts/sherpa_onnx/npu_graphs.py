@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whisperport.build.layouts.arrays import Floats
-from whisperport.build.layouts.npu import Inputs, Loop
-from whisperport.build.layouts.onnx_graph.file import Value, run_session, write_graph
+from whisperport.build.layouts.npu import DECODER, ENCODER, Inputs, Loop
+from whisperport.build.layouts.onnx_graph.file import run_session, write_graph
 from whisperport.build.layouts.onnx_graph.graph import Graph
 from whisperport.build.layouts.onnx_graph.network import GELU_OPSET, KeysAndValues, Network
+from whisperport.program.dims import Dims
 from whisperport.program.masks import BOUNDED_MASK, MASKED
+from whisperport.program.spec import ProgramSpec, TensorSpec
 
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
@@ -29,7 +31,7 @@ class Form:
     """How the app calls and lays out the inputs.
 
     Attributes:
-        prefix: of the name of the encoder's input, and of all names of the decoder.
+        prefix: of the name of the encoder's input, and of all names of the decoder, such as "tiny_".
         positions_last: whether a cache is (1, d, N), and a spectrogram (1, 2T, n_mels); else (1, N, d) and
             (1, n_mels, 2T).
         is_quantized: whether the graphs are for 8 bits: GELU is one operator, so that its parts need no
@@ -42,7 +44,7 @@ class Form:
 
     def named(self, name: str) -> str:
         """Return the name of a tensor with the prefix."""
-        return f"{self.prefix}_{name}" if self.prefix else name
+        return f"{self.prefix}{name}"
 
     def graph(self) -> Graph:
         """Return a graph without nodes."""
@@ -58,14 +60,10 @@ def write_encoder(checkpoint: "Checkpoint", form: Form, path: Path) -> None:
     network = Network(graph, checkpoint, "fp32")
     mel = form.named("mel")
     features = network.encoder(_rows_last(graph, mel, form), dynamic=False)
-    names = []
     for layer in range(dims.n_text_layer):
         for side, rows in zip("kv", network.cross_projections(features, layer), strict=True):
-            names.append(graph.rename(rows, f"cross_{side}_{layer}"))
-    shape = [dims.n_frames, dims.n_mels] if form.positions_last else [dims.n_mels, dims.n_frames]
-    rows_shape = [1, dims.n_audio_ctx, dims.n_text_state]
-    outputs: list[Value] = [(name, np.float32, rows_shape) for name in names]
-    write_graph(path, graph, [(mel, np.float32, [1, *shape])], outputs)
+            graph.rename(rows, f"cross_{side}_{layer}")
+    _write(path, graph, signatures(dims, form)[ENCODER])
 
 
 def write_decoder(checkpoint: "Checkpoint", form: Form, path: Path) -> None:
@@ -108,26 +106,45 @@ def write_decoder(checkpoint: "Checkpoint", form: Form, path: Path) -> None:
         lambda layer: by_heads(cached("cross", layer)),
     )
     graph.rename(logits, form.named("logits"))
-    outputs: list[Value] = [(form.named("logits"), np.float32, [1, 1, dims.n_vocab])]
     for layer, sides in enumerate(rows):
         for side, value in zip("kv", sides, strict=True):
-            name = graph.rename(value, form.named(f"this_self_{side}_{layer}"))
-            outputs.append((name, np.float32, [1, 1, dims.n_text_state]))
-    write_graph(path, graph, _inputs(checkpoint, form), outputs)
+            graph.rename(value, form.named(f"this_self_{side}_{layer}"))
+    _write(path, graph, signatures(dims, form)[DECODER])
 
 
-def _inputs(checkpoint: "Checkpoint", form: Form) -> list[Value]:
-    dims = checkpoint.dims
-    inputs: list[Value] = [(form.named("tokens"), np.int32, [1, 1])]
-    for kind, n in (("self", dims.n_text_ctx), ("cross", dims.n_audio_ctx)):
-        shape = [dims.n_text_state, n] if form.positions_last else [n, dims.n_text_state]
-        inputs += [
-            (form.named(f"{kind}_{side}_{layer}"), np.float32, [1, *shape])
-            for layer in range(dims.n_text_layer)
-            for side in "kv"
-        ]
-    offset = form.named("offset"), np.int32, [1]
-    return [*inputs, offset, (form.named("mask"), np.int32, [dims.n_text_ctx])]
+def signatures(dims: Dims, form: Form) -> dict[str, ProgramSpec]:
+    """Return the inputs and outputs of both graphs, by the names of their files."""
+    width, layers = dims.n_text_state, range(dims.n_text_layer)
+
+    def rows(kind: str, *shape: int) -> list[TensorSpec]:
+        return [TensorSpec(f"{kind}_{side}_{layer}", shape) for layer in layers for side in "kv"]
+
+    def cached(kind: str, n: int) -> list[TensorSpec]:
+        return rows(form.named(kind), 1, *((width, n) if form.positions_last else (n, width)))
+
+    mel_shape = (dims.n_mels, dims.n_frames)
+    mel = TensorSpec(form.named("mel"), (1, *mel_shape[:: -1 if form.positions_last else 1]))
+    inputs = (
+        TensorSpec(form.named("tokens"), (1, 1), "int32"),
+        *cached("self", dims.n_text_ctx),
+        *cached("cross", dims.n_audio_ctx),
+        TensorSpec(form.named("offset"), (1,), "int32"),
+        TensorSpec(form.named("mask"), (dims.n_text_ctx,), "int32"),
+    )
+    logits = TensorSpec(form.named("logits"), (1, 1, dims.n_vocab))
+    new = rows(form.named("this_self"), 1, 1, width)
+    return {
+        ENCODER: ProgramSpec("encoder", (mel,), tuple(rows("cross", 1, dims.n_audio_ctx, width))),
+        DECODER: ProgramSpec("decoder", inputs, (logits, *new)),
+    }
+
+
+def _write(path: Path, graph: Graph, signature: ProgramSpec) -> None:
+    inputs, outputs = (
+        [(tensor.name, np.dtype(tensor.dtype), list(tensor.shape)) for tensor in tensors]
+        for tensors in (signature.inputs, signature.outputs)
+    )
+    write_graph(path, graph, inputs, outputs)
 
 
 def _rows_last(graph: Graph, x: str, form: Form) -> str:

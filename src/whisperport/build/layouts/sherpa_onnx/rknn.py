@@ -4,13 +4,14 @@ Source: k2-fsa/sherpa-onnx@634265c, scripts/whisper/rknn/export_onnx.py and test
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whisperport.build.layouts.layout import App, Compilation, DecodingProfile, Layout, apps
 from whisperport.build.layouts.npu import FLOAT, Compiled, compile_graphs, for_one_of, reader, rule
+from whisperport.build.layouts.reading import Files
 from whisperport.build.layouts.sherpa_onnx import npu
 from whisperport.build.layouts.sherpa_onnx.npu_graphs import LOOP, Form
 from whisperport.errors import BundleError
@@ -74,9 +75,17 @@ def _other(spec: ProgramSpec, path: Path) -> str:
     return ""
 
 
+def _expected(files: Files, encoder: str, decoder: str) -> Mapping[str, ProgramSpec]:
+    of_audio, of_text = (files.read(name, read_rknn).shapes for name in (encoder, decoder))
+    prefix = next(iter(of_audio), "").removesuffix("mel")  # the app's own export has the size there
+    return npu.signatures_of(files, {**of_audio, **of_text}, Form(prefix))
+
+
 COMPILED = Compiled(
     name=_name,
     other=_other,
+    is_known=lambda _decoder: True,  # no other app has such names
+    expected=_expected,
     size=lambda name, _spec: name.rpartition("-")[0],
     sizes=npu.SIZES,
 )

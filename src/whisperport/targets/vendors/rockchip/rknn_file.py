@@ -32,6 +32,7 @@ class RknnFile:
         compiler: version of the compiler.
         inputs: name and shape of each input of the program, in its order.
         outputs: name and shape of each output.
+        shapes: name of an input or output -> its shape.
         types: types of the inputs and outputs inside the program: "float16", "int8", "int16", …
         program_bytes: size of the compiled program.
     """
@@ -40,6 +41,7 @@ class RknnFile:
     compiler: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    shapes: Mapping[str, tuple[int, ...]]
     types: frozenset[str]
     program_bytes: int
 
@@ -108,6 +110,9 @@ def _described(top: Any, length: int) -> RknnFile:
         compiler=str(top["version"])[:40],
         inputs=tuple(_shown(tensor["url"], tensor["size"]) for tensor in inputs),
         outputs=tuple(_shown(tensor["url"], tensor["size"]) for tensor in outputs),
+        shapes={
+            str(tensor["url"]): tuple(map(int, tensor["size"])) for tensor in (*inputs, *outputs)
+        },
         types=frozenset(str(kind)[:20] or FLOAT_TYPE for kind in types),
         program_bytes=length,
     )
