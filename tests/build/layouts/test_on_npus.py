@@ -44,6 +44,7 @@ from ...targets.vendors.rockchip.rknn_bytes import description, rknn_bytes
 pytest.importorskip("torch")
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
+import onnx
 import onnxruntime as ort
 from tests.build.layouts.test_converting import CLIENT
 from tests.build.layouts.test_written_graphs import random_checkpoint
@@ -337,7 +338,9 @@ def test_files_for_a_phone_are_judged_without_their_graphs(
     assert judgement.identity is None
 
     shutil.copy(folder / "decoder.bin", folder / "encoder.bin")
-    assert broken(folder) == [("encoder.bin", "it does not name 'tiny_mel', which the app asks for")]
+    assert broken(folder) == [
+        ("encoder.bin", "it does not name 'tiny_mel', which the app asks for")
+    ]
     (folder / "decoder.bin").write_bytes(b"something else")
     with pytest.raises(UsageError, match="has the files of no app"):
         judge(folder)
@@ -624,6 +627,33 @@ def test_ai_hubs_files_are_compiled_and_judged(tmp_path: Path) -> None:
     ((file, reason),) = broken(tmp_path, layout)
     assert file == "HfWhisperDecoder/model.onnx"
     assert "input_features" in reason
+
+
+def test_ai_hubs_files_are_judged_without_their_graphs(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime_qnn", exc_type=ImportError)
+    job = job_of("qualcomm-ai-hub", "sc8380xp", "fp16", tmp_path)
+    assert job.app.compile is not None
+    job.app.compile(job)
+    for graph in compiling.GRAPHS:
+        (tmp_path / graph).unlink()
+    judgement, layout = judge(tmp_path), layout_of("qualcomm-ai-hub")
+    assert judgement
+    assert judgement.layout is layout
+
+    # also with the context binary in a file of its own
+    encoder, decoder = (tmp_path / f"HfWhisper{name}/model.onnx" for name in ("Encoder", "Decoder"))
+    model = onnx.load(encoder)
+    attributes = {attribute.name: attribute for attribute in model.graph.node[0].attribute}
+    attributes["embed_mode"].i = 0
+    for name, reason in (("model.bin", ""), ("../model.bin", "not in its folder")):
+        encoder.with_name("model.bin").write_bytes(b"binary")
+        attributes["ep_cache_context"].s = name.encode()
+        onnx.save(model, encoder)
+        assert [reason in why for _, why in broken(tmp_path, layout)] == [True] * bool(reason)
+
+    # and one that is another's is named
+    shutil.copy(decoder, encoder)
+    assert len(broken(tmp_path, layout)) == 2
 
 
 def test_a_decoder_of_fewer_positions_is_rejected(checkpoint: Any) -> None:

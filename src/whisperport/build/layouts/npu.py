@@ -18,13 +18,14 @@ from whisperport.build.compile.lowered_file import READERS
 from whisperport.build.layouts.arrays import Floats
 from whisperport.build.layouts.environments import command_of
 from whisperport.build.layouts.layout import Compilation
-from whisperport.build.layouts.onnx_graph.file import open_session, run_session
-from whisperport.build.layouts.onnx_graph.graph import Array
+from whisperport.build.layouts.onnx_graph.file import open_session, run_session, write_graph
+from whisperport.build.layouts.onnx_graph.graph import Array, Graph
 from whisperport.build.layouts.onnx_graph.header import OnnxHeader, read_header
 from whisperport.build.layouts.onnx_graph.stored import stored_arrays
 from whisperport.build.layouts.reading import Files, Reader
 from whisperport.build.layouts.rules import LayoutRule, layout_rule
 from whisperport.errors import AudioError, BundleError
+from whisperport.program.dims import Dims
 from whisperport.program.spec import ProgramSpec
 from whisperport.runtime import start_tokens
 from whisperport.speech.audio import log_mel
@@ -121,8 +122,9 @@ class Compiled:
         size: takes a name, and what the graph is; returns the size, if the app reads it from one of them.
         sizes: that the app knows.
         is_known: whether a file of the decoder is the app's, where its graph is missing.
-        expected: returns what the graphs were, as the sizes that the files state, or the checkpoint, tell.
-            It raises BundleError for a damaged file.
+        expected: returns what the graphs were, in the sizes of the checkpoint, or in those that both files
+            state. It raises BundleError for a damaged file, and KeyError, IndexError or ValueError for one
+            without these sizes.
     """
 
     name: Callable[[str, str], str]
@@ -154,7 +156,45 @@ class Compiled:
         if files.has(graph):
             return files.read(graph, READERS[".onnx"])[0]
         names = [self.file(files, name) for name in GRAPHS]
-        return files.kept(self, lambda: self.expected(files, *names))[graph]
+        try:
+            return files.kept(self, lambda: self.expected(files, *names))[graph]
+        except (KeyError, IndexError, ValueError) as error:
+            raise BundleError(
+                "the inputs and outputs are not those that the app expects", why=f"no size: {error}"
+            ) from error
+
+
+def write_signed(path: Path, graph: Graph, signature: ProgramSpec) -> None:
+    """Write a graph with these inputs and outputs."""
+    inputs, outputs = (
+        [(tensor.name, np.dtype(tensor.dtype), list(tensor.shape)) for tensor in tensors]
+        for tensors in (signature.inputs, signature.outputs)
+    )
+    write_graph(path, graph, inputs, outputs)
+
+
+def dims_of(
+    *, n_mels: int, positions: int, width: int, heads: int, layers: int, tokens: int, n_vocab: int
+) -> Dims:
+    """Return the sizes of a model, as far as the inputs and outputs of its graphs state them.
+
+    Raises:
+        ValueError: one is none of a model.
+    """
+    return Dims(
+        n_mels=n_mels,
+        n_audio_ctx=positions,
+        n_audio_state=width,
+        n_audio_head=heads,
+        n_audio_layer=layers,
+        n_text_ctx=tokens,
+        n_text_state=width,
+        n_text_head=heads,
+        n_text_layer=layers,
+        n_vocab=n_vocab,
+        n_audio_ffn=width,
+        n_text_ffn=width,
+    )
 
 
 def compile_graphs(job: Compilation, place: Callable[[Path, Path], None], loop: Loop) -> None:

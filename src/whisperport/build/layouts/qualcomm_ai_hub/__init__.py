@@ -5,6 +5,7 @@ qualcomm/ai-hub-apps@540a46e, apps/windows/python/Whisper/demo.py, which names t
 """
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,17 +26,20 @@ from whisperport.build.layouts.npu import (
     FLOAT,
     Compiled,
     compile_graphs,
+    dims_of,
     for_one_of,
     reader,
     rule,
 )
-from whisperport.build.layouts.onnx_graph.header import OnnxHeader
+from whisperport.build.layouts.onnx_graph.header import OnnxHeader, read_header
 from whisperport.build.layouts.qualcomm_ai_hub.graphs import (
     LOOP,
     POSITIONS,
+    signatures,
     write_decoder,
     write_encoder,
 )
+from whisperport.build.layouts.reading import Files
 from whisperport.errors import BundleError
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.vendors.qualcomm.chips import CHIPS, SIMULATOR, W8A16
@@ -89,7 +93,7 @@ def _name(stem: str, _size: str) -> str:
 
 def _other(spec: ProgramSpec, path: Path) -> str:
     try:
-        check_context(path, spec)
+        check_context(path, spec, beside=True)
     except BundleError as error:
         return f"{error.what}: {error.why}"
     return ""
@@ -109,7 +113,29 @@ def _is_own(encoder: OnnxHeader, decoder: OnnxHeader) -> bool:
     return "k_cache_cross_0" in encoder.outputs and "k_cache_self_0_in" in decoder.inputs
 
 
-COMPILED = Compiled(name=_name, other=_other)
+def _expected(files: Files, encoder: str, decoder: str) -> Mapping[str, ProgramSpec]:
+    if files.checkpoint is not None:
+        return signatures(files.checkpoint.dims)
+    of_audio, of_text = (files.read(name, read_header) for name in (encoder, decoder))
+    heads, _, width, positions = map(int, of_audio.outputs["k_cache_cross_0"])
+    dims = dims_of(
+        n_mels=int(of_audio.inputs["input_features"][1]),
+        positions=positions,
+        width=heads * width,
+        heads=heads,
+        layers=len(of_audio.outputs) // 2,
+        tokens=POSITIONS,
+        n_vocab=int(of_text.outputs["logits"][1]),
+    )
+    return signatures(dims)
+
+
+COMPILED = Compiled(
+    name=_name,
+    other=_other,
+    is_known=lambda _decoder: True,  # no other app has such folders
+    expected=_expected,
+)
 
 LAYOUT = Layout(
     title="folder of HfWhisperEncoder and HfWhisperDecoder, compiled, and of the tokenizer",

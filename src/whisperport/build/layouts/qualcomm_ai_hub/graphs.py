@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whisperport.build.layouts.arrays import Floats
-from whisperport.build.layouts.npu import Inputs, Loop
-from whisperport.build.layouts.onnx_graph.file import Value, run_session, write_graph
+from whisperport.build.layouts.npu import DECODER, ENCODER, Inputs, Loop, write_signed
+from whisperport.build.layouts.onnx_graph.file import run_session
 from whisperport.build.layouts.onnx_graph.graph import Graph
 from whisperport.build.layouts.onnx_graph.network import GELU_OPSET, KeysAndValues, Network
+from whisperport.program.dims import Dims
+from whisperport.program.spec import ProgramSpec, TensorSpec
 
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
@@ -32,14 +34,11 @@ def write_encoder(checkpoint: "Checkpoint", path: Path) -> None:
     graph, dims = Graph(opset=GELU_OPSET), checkpoint.dims
     network = Network(graph, checkpoint, "fp32")
     features = network.encoder("input_features", dynamic=False)
-    outputs: list[Value] = []
     for layer in range(dims.n_text_layer):
         for kind, rows in zip("kv", network.cross_projections(features, layer), strict=True):
             swapped = _swapped(graph, network.heads(rows, dims.n_text_head), kind)
-            name = graph.rename(swapped, f"{kind}_cache_cross_{layer}")
-            outputs.append((name, np.float32, _shape(checkpoint, kind, dims.n_audio_ctx)))
-    mel = "input_features", np.float32, [1, dims.n_mels, dims.n_frames]
-    write_graph(path, graph, [mel], outputs)
+            graph.rename(swapped, f"{kind}_cache_cross_{layer}")
+    write_signed(path, graph, signatures(dims)[ENCODER])
 
 
 def write_decoder(checkpoint: "Checkpoint", path: Path) -> None:
@@ -51,7 +50,6 @@ def write_decoder(checkpoint: "Checkpoint", path: Path) -> None:
     """
     graph, dims = Graph(opset=GELU_OPSET), checkpoint.dims
     network = Network(graph, checkpoint, "fp32")
-    outputs: list[Value] = []
 
     def self_kv(layer: int, *new: str) -> KeysAndValues:
         all_rows = []
@@ -60,8 +58,7 @@ def write_decoder(checkpoint: "Checkpoint", path: Path) -> None:
             joined = graph.op("Concat", past, network.heads(rows, dims.n_text_head), axis=2)
             bounds = (graph.constant([at]) for at in (1, POSITIONS, 2))
             newest = _swapped(graph, graph.op("Slice", joined, *bounds), kind)
-            name = graph.rename(newest, f"{kind}_cache_self_{layer}_out")
-            outputs.append((name, np.float32, _shape(checkpoint, kind, POSITIONS - 1)))
+            graph.rename(newest, f"{kind}_cache_self_{layer}_out")
             all_rows.append(joined)
         return all_rows[0], all_rows[1]
 
@@ -72,31 +69,41 @@ def write_decoder(checkpoint: "Checkpoint", path: Path) -> None:
     logits, _ = network.decoder("input_ids", "position_ids", "attention_mask", self_kv, cross_kv)
     shaped = graph.op("Reshape", logits, graph.constant([1, -1, 1, 1]))
     graph.rename(shaped, "logits")
-    inputs: list[Value] = [("input_ids", np.int32, [1, 1])]
-    inputs.append(("attention_mask", np.float32, [1, 1, 1, POSITIONS]))
-    for name, n in (
-        ("{}_cache_self_{}_in", POSITIONS - 1),
-        ("{}_cache_cross_{}", dims.n_audio_ctx),
-    ):
-        inputs += [
-            (name.format(kind, layer), np.float32, _shape(checkpoint, kind, n))
+    write_signed(path, graph, signatures(dims)[DECODER])
+
+
+def signatures(dims: Dims) -> dict[str, ProgramSpec]:
+    """Return the inputs and outputs of both graphs, by the names of their files."""
+    heads, width = dims.n_text_head, dims.n_text_state // dims.n_text_head
+
+    def caches(name: str, n: int) -> tuple[TensorSpec, ...]:
+        shapes = {"k": (heads, 1, width, n), "v": (heads, 1, n, width)}
+        return tuple(
+            TensorSpec(name.format(kind, layer), shape)
             for layer in range(dims.n_text_layer)
-            for kind in "kv"
-        ]
-    inputs.append(("position_ids", np.int32, [1]))
-    logits_value: Value = ("logits", np.float32, [1, dims.n_vocab, 1, 1])
-    write_graph(path, graph, inputs, [logits_value, *outputs])
+            for kind, shape in shapes.items()
+        )
+
+    mel = TensorSpec("input_features", (1, dims.n_mels, dims.n_frames))
+    audio, past = caches("{}_cache_cross_{}", dims.n_audio_ctx), POSITIONS - 1
+    inputs = (
+        TensorSpec("input_ids", (1, 1), "int32"),
+        TensorSpec("attention_mask", (1, 1, 1, POSITIONS)),
+        *caches("{}_cache_self_{}_in", past),
+        *audio,
+        TensorSpec("position_ids", (1,), "int32"),
+    )
+    logits = TensorSpec("logits", (1, dims.n_vocab, 1, 1))
+    outputs = (logits, *caches("{}_cache_self_{}_out", past))
+    return {
+        ENCODER: ProgramSpec("encoder", (mel,), audio),
+        DECODER: ProgramSpec("decoder", inputs, outputs),
+    }
 
 
 def _swapped(graph: Graph, x: str, kind: str) -> str:
     """Return keys or values in the app's layout, or back from it: the exchange is its own inverse."""
     return graph.op("Transpose", x, perm=KEYS if kind == "k" else VALUES)
-
-
-def _shape(checkpoint: "Checkpoint", kind: str, n: int) -> list[int]:
-    heads = checkpoint.dims.n_text_head
-    width = checkpoint.dims.n_text_state // heads
-    return [heads, 1, width, n] if kind == "k" else [heads, 1, n, width]
 
 
 class ShiftedDecoding:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whisperport.build.layouts.layout import DecodingProfile
-from whisperport.build.layouts.npu import DECODER, ENCODER
+from whisperport.build.layouts.npu import DECODER, ENCODER, dims_of
 from whisperport.build.layouts.onnx_graph.header import OnnxHeader
 from whisperport.build.layouts.reading import Files
 from whisperport.build.layouts.sherpa_onnx.folder import text_tokens
@@ -15,8 +15,6 @@ from whisperport.build.layouts.sherpa_onnx.npu_graphs import (
     write_decoder,
     write_encoder,
 )
-from whisperport.errors import BundleError
-from whisperport.program.dims import Dims
 from whisperport.program.spec import ProgramSpec
 
 if TYPE_CHECKING:  # it needs torch
@@ -70,40 +68,26 @@ def unsupported(checkpoint: "Checkpoint", _precision: str) -> str:
 def signatures_of(
     files: Files, shapes: Mapping[str, Sequence[int]], form: Form
 ) -> Mapping[str, ProgramSpec]:
-    """Return what the graphs of compiled files were, in the sizes of the checkpoint, or of the files.
+    """Return what the graphs of compiled files were: `Compiled.expected`.
 
     Args:
         files: in which the graphs are missing.
         shapes: of the inputs and outputs that the compiled files state, by name.
         form: of the graphs.
-
-    Raises:
-        BundleError: the files do not state the sizes.
     """
     if files.checkpoint is not None:
         return signatures(files.checkpoint.dims, form)
-    n_layer = sum(name.startswith(form.named("this_self_k_")) for name in shapes)
-    try:
-        cache, audio = shapes[form.named("self_k_0")][1:], shapes[form.named("cross_k_0")][1:]
-        n_text_ctx, width = reversed(cache) if form.positions_last else cache
-        dims = Dims(
-            n_mels=min(shapes[form.named("mel")][1:]),
-            n_audio_ctx=audio[form.positions_last],
-            n_audio_state=width,
-            n_audio_head=1,
-            n_audio_layer=n_layer,
-            n_text_ctx=n_text_ctx,
-            n_text_state=width,
-            n_text_head=1,
-            n_text_layer=n_layer,
-            n_vocab=shapes[form.named("logits")][-1],
-            n_audio_ffn=width,
-            n_text_ffn=width,
-        )
-    except (KeyError, ValueError, IndexError) as error:
-        raise BundleError(
-            "the inputs and outputs are not those that the app expects", why=f"no sizes: {error}"
-        ) from error
+    cache, audio = shapes[form.named("self_k_0")][1:], shapes[form.named("cross_k_0")][1:]
+    tokens, width = reversed(cache) if form.positions_last else cache
+    dims = dims_of(
+        n_mels=min(shapes[form.named("mel")][1:]),
+        positions=audio[form.positions_last],
+        width=width,
+        heads=1,
+        layers=sum(name.startswith(form.named("this_self_k_")) for name in shapes),
+        tokens=tokens,
+        n_vocab=shapes[form.named("logits")][-1],
+    )
     return signatures(dims, form)
 
 

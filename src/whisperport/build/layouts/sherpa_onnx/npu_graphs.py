@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whisperport.build.layouts.arrays import Floats
-from whisperport.build.layouts.npu import DECODER, ENCODER, Inputs, Loop
-from whisperport.build.layouts.onnx_graph.file import run_session, write_graph
+from whisperport.build.layouts.npu import DECODER, ENCODER, Inputs, Loop, write_signed
+from whisperport.build.layouts.onnx_graph.file import run_session
 from whisperport.build.layouts.onnx_graph.graph import Graph
 from whisperport.build.layouts.onnx_graph.network import GELU_OPSET, KeysAndValues, Network
 from whisperport.program.dims import Dims
@@ -63,7 +63,7 @@ def write_encoder(checkpoint: "Checkpoint", form: Form, path: Path) -> None:
     for layer in range(dims.n_text_layer):
         for side, rows in zip("kv", network.cross_projections(features, layer), strict=True):
             graph.rename(rows, f"cross_{side}_{layer}")
-    _write(path, graph, signatures(dims, form)[ENCODER])
+    write_signed(path, graph, signatures(dims, form)[ENCODER])
 
 
 def write_decoder(checkpoint: "Checkpoint", form: Form, path: Path) -> None:
@@ -109,7 +109,7 @@ def write_decoder(checkpoint: "Checkpoint", form: Form, path: Path) -> None:
     for layer, sides in enumerate(rows):
         for side, value in zip("kv", sides, strict=True):
             graph.rename(value, form.named(f"this_self_{side}_{layer}"))
-    _write(path, graph, signatures(dims, form)[DECODER])
+    write_signed(path, graph, signatures(dims, form)[DECODER])
 
 
 def signatures(dims: Dims, form: Form) -> dict[str, ProgramSpec]:
@@ -137,14 +137,6 @@ def signatures(dims: Dims, form: Form) -> dict[str, ProgramSpec]:
         ENCODER: ProgramSpec("encoder", (mel,), tuple(rows("cross", 1, dims.n_audio_ctx, width))),
         DECODER: ProgramSpec("decoder", inputs, (logits, *new)),
     }
-
-
-def _write(path: Path, graph: Graph, signature: ProgramSpec) -> None:
-    inputs, outputs = (
-        [(tensor.name, np.dtype(tensor.dtype), list(tensor.shape)) for tensor in tensors]
-        for tensors in (signature.inputs, signature.outputs)
-    )
-    write_graph(path, graph, inputs, outputs)
 
 
 def _rows_last(graph: Graph, x: str, form: Form) -> str:

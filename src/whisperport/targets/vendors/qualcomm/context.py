@@ -50,8 +50,13 @@ class Context:
     compatibility: str = ""
 
 
-def check_context(path: Path, spec: ProgramSpec) -> Context:
+def check_context(path: Path, spec: ProgramSpec, *, beside: bool = False) -> Context:
     """Read a compiled file, and compare its inputs and outputs with a program's signature.
+
+    Args:
+        path: of the file.
+        spec: the signature.
+        beside: whether the context binary may be another file of its folder. This one is not loaded then.
 
     Raises:
         BundleError: it is damaged, has other nodes, names another file, or has another signature.
@@ -66,10 +71,13 @@ def check_context(path: Path, spec: ProgramSpec) -> Context:
         raise not_compiled(path, f"its node is {node.op_type[:40]!r}; expected `{OPERATOR}`")
     attributes: dict[str, Any] = {attribute.name: attribute for attribute in node.attribute}
     embedded, binary = attributes.get("embed_mode"), attributes.get("ep_cache_context")
-    if len(attributes) < len(node.attribute) or embedded is None or embedded.i != 1:
-        raise not_compiled(path, "the context binary is not inside this file")
     if binary is None or not binary.s:
         raise not_compiled(path, "it has no context binary")
+    size = len(binary.s)
+    if len(attributes) < len(node.attribute) or embedded is None or embedded.i != 1:
+        if not beside:
+            raise not_compiled(path, "the context binary is not inside this file")
+        size = _size_beside(path, binary.s)
     expected = ProgramSpec(spec.name, _by_name(spec.inputs), _by_name(spec.outputs))
     expect_signature(path, expected, _stated(graph.input), _stated(graph.output), _shown)
     stated = {entry.key: entry.value for entry in model.metadata_props}.get(COMPATIBILITY, "")
@@ -79,9 +87,22 @@ def check_context(path: Path, spec: ProgramSpec) -> Context:
         soc_model=soc_model,
         architecture=architecture,
         compiler=_version(sdk.s if sdk is not None else b""),
-        context_bytes=len(binary.s),
+        context_bytes=size,
         compatibility=stated,
     )
+
+
+def _size_beside(path: Path, named: bytes) -> int:
+    """Return the size of a file that a compiled file names.
+
+    Raises:
+        BundleError: it is not a file of the same folder.
+    """
+    name = named.decode("utf-8", "replace")[:255]
+    place = path.parent / name
+    if place.parent != path.parent or not place.is_file():
+        raise not_compiled(path, f"its context binary {name[:60]!r} is not in its folder")
+    return place.stat().st_size
 
 
 def context_binary(path: Path) -> bytes:
