@@ -308,12 +308,11 @@ def reader(compiled: Compiled, is_own: Callable[[OnnxHeader, OnnxHeader], bool])
 def rule(compiled: Compiled) -> LayoutRule:
     """Return the rule of the files that were compiled."""
 
-    @layout_rule("WP785", "A file for an NPU is missing, or is not that of the graph beside it")
+    @layout_rule("WP785", "A file for an NPU is missing, or is not what its graph or its app needs")
     def check(files: Files) -> Iterator[tuple[str, str]]:
-        """The app loads what was compiled of `encoder.onnx` and `decoder.onnx`. Without these, names,
-        order and shapes are compared with those that the app expects. To some apps, a size in the names of
-        files or inputs tells the ids of special tokens: tiny, base, small or medium, and `.en` if
-        English-only.
+        """The app loads what was compiled of `encoder.onnx` and `decoder.onnx`. Without these, the file is
+        compared with what the app expects. To some apps, a size in the names of files or inputs tells the
+        ids of special tokens: tiny, base, small or medium, and `.en` if English-only.
 
         What to do: `whisperport convert` with `--chips`.
         """
