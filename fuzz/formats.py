@@ -628,6 +628,10 @@ def _make_layout(random: Random, seeds: Path, folder: Path, outside: str) -> Non
                 data = markup.mutated(data, random)
             case ".onnx":
                 data = _hostile_onnx(onnx_graphs, data, random, outside)
+            case ".rknn":  # the description is at the end, after its length
+                place = 64 + int.from_bytes(data[16:24], "little")
+                text = json_values.mutated(data[place + 8 :], random, outside)
+                data = data[:place] + len(text).to_bytes(8, "little") + text
             case _:
                 data = raw.mutated(data, random)
         file.write_bytes(data)

@@ -505,6 +505,18 @@ def _layouts(folder: Path) -> None:
             layout.write(checkpoint, "fp32", path)
     (folder / "pair").mkdir()
     _pair(folder / "pair")
+    (folder / "rknn").mkdir()
+    _rknn(folder / "rknn", checkpoint.dims)
+
+
+def _rknn(folder: Path, dims: Any) -> None:
+    """Write compiled files of an encoder and a decoder, without their graphs."""
+    from tests.targets.vendors.rockchip.rknn_bytes import description, rknn_bytes
+
+    from whisperport.build.layouts.sherpa_onnx.npu_graphs import Form, signatures
+
+    for spec in signatures(dims, Form("tiny-")).values():
+        (folder / f"tiny-{spec.name}.rknn").write_bytes(rknn_bytes(description(spec)))
 
 
 def _pair(folder: Path) -> None:

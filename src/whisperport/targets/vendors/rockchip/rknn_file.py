@@ -110,12 +110,16 @@ def _described(top: Any, length: int) -> RknnFile:
         compiler=str(top["version"])[:40],
         inputs=tuple(_shown(tensor["url"], tensor["size"]) for tensor in inputs),
         outputs=tuple(_shown(tensor["url"], tensor["size"]) for tensor in outputs),
-        shapes={
-            str(tensor["url"]): tuple(map(int, tensor["size"])) for tensor in (*inputs, *outputs)
-        },
+        shapes={str(tensor["url"]): _shape(tensor["size"]) for tensor in (*inputs, *outputs)},
         types=frozenset(str(kind)[:20] or FLOAT_TYPE for kind in types),
         program_bytes=length,
     )
+
+
+def _shape(sizes: Any) -> tuple[int, ...]:
+    if not all(type(size) is int for size in sizes):
+        raise ValueError("a shape is not a list of whole numbers")
+    return tuple(sizes)
 
 
 def _places(top: Mapping[str, Any], end: str) -> list[int]:
