@@ -10,7 +10,7 @@ The layout was read off files that rknn-toolkit2 2.5.0 wrote; the vendor does no
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,24 +102,26 @@ def _description(path: Path, place: int) -> bytes:
 def _described(top: Any, length: int) -> RknnFile:
     tensors = top["norm_tensor"]
     inputs, outputs = (
-        [tensors[index] for index in _places(top, end)] for end in ("input", "output")
+        [_tensor(tensors[index]) for index in _places(top, end)] for end in ("input", "output")
     )
-    types = [tensor["dtype"]["qnt_type"] for tensor in (*inputs, *outputs)]
+    types = [kind for _, _, kind in (*inputs, *outputs)]
     return RknnFile(
         chips=tuple(map(str, top["target_platform"])),
         compiler=str(top["version"])[:40],
-        inputs=tuple(_shown(tensor["url"], tensor["size"]) for tensor in inputs),
-        outputs=tuple(_shown(tensor["url"], tensor["size"]) for tensor in outputs),
-        shapes={str(tensor["url"]): _shape(tensor["size"]) for tensor in (*inputs, *outputs)},
+        inputs=tuple(_shown(name, shape) for name, shape, _ in inputs),
+        outputs=tuple(_shown(name, shape) for name, shape, _ in outputs),
+        shapes={name: shape for name, shape, _ in (*inputs, *outputs)},
         types=frozenset(str(kind)[:20] or FLOAT_TYPE for kind in types),
         program_bytes=length,
     )
 
 
-def _shape(sizes: Any) -> tuple[int, ...]:
-    if not all(type(size) is int for size in sizes):
-        raise ValueError("a shape is not a list of whole numbers")
-    return tuple(sizes)
+def _tensor(described: Any) -> tuple[str, tuple[int, ...], Any]:
+    """Return name, shape and type of an input or output."""
+    name, shape = described["url"], described["size"]
+    if not isinstance(name, str) or not all(type(size) is int for size in shape):
+        raise ValueError("a name is no text, or a shape no list of whole numbers")
+    return name, tuple(shape), described["dtype"]["qnt_type"]
 
 
 def _places(top: Mapping[str, Any], end: str) -> list[int]:
@@ -129,5 +131,5 @@ def _places(top: Mapping[str, Any], end: str) -> list[int]:
     return [edge["right_tensor_id"] for edge in edges]
 
 
-def _shown(name: Any, shape: Any) -> str:
+def _shown(name: str, shape: Sequence[int]) -> str:
     return f"{name!r} {list(shape)}"
