@@ -299,7 +299,10 @@ def judge(place: Place, fault: Fault, run: Run) -> Iterator[str]:
     outputs, status, killed = place.writer.outputs, run.watched.status, fault.what == KILL
     if run.watched.hung:
         yield "hang"
-    states = {name: place.state(name, run.tree) for name in outputs}
+    # What could not be deleted, such as a lock file, is no part of an output.
+    kept = {fault.call.path} - place.new.keys() if fault.call.kind == "unlink" else set()
+    found = {name: digest for name, digest in run.tree.items() if name not in kept}
+    states = {name: place.state(name, found) for name in outputs}
     for name, state in states.items():
         # After a kill, the old files may still be in a hidden folder, from which the next run takes them.
         is_lost = not killed or not set(part(place.old, name).values()) <= set(run.tree.values())

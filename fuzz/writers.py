@@ -429,7 +429,8 @@ def is_complete(path: Path) -> bool:
 
     if path.is_dir():
         if not (path / "manifest.json").is_file():
-            return all(is_complete(file) for file in path.rglob("*") if file.is_file())
+            files = [file for file in path.rglob("*") if file.is_file()]
+            return all(is_complete(file) for file in files if not file.name.endswith("-lock"))
         try:
             return Bundle.open(path).manifest.name != OLD
         except BundleError:
