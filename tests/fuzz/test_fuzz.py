@@ -13,10 +13,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -36,6 +38,7 @@ from fuzz.system_calls import (
     SECOND,
     Fault,
     Second,
+    Watched,
     run_together,
     watched,
     why_not,
@@ -506,6 +509,61 @@ def test_the_calls_of_several_commands_happen_in_random_orders(tmp_path: Path) -
 
     assert len(texts(write, core_or_all(12, 100))) > 1  # some orders lose what others wrote
     assert texts(lock, 4) == {"xxx"}
+
+
+@pytest.mark.usefixtures("watchable")
+def test_the_process_with_the_highest_rank_goes_first(tmp_path: Path) -> None:
+    class LastFirst(Random):
+        """No process loses its turn, and each has a higher rank than those before."""
+
+        n = 0
+
+        def random(self) -> float:
+            self.n += 1
+            return 1 + self.n
+
+    begin = time.monotonic() + 0.3
+
+    def make(name: str) -> None:
+        time.sleep(max(0.0, begin - time.monotonic()))
+        for number in range(10):
+            (tmp_path / f"{name}-{number}").mkdir()
+
+    commands = [partial(make, name) for name in "ab"]
+    together = partial(run_together, commands, Random(0), tmp_path / "statuses", 0.0)
+    run = watched(together, tmp_path, order=LastFirst())
+
+    names = [call.path[0] for call in run.calls if call.kind == "mkdir"]
+    assert sorted(names) == [*"a" * 10, *"b" * 10]
+    turns = sum(one != other for one, other in pairwise(names))
+    assert turns < 8, "19 if each waited for the other"
+
+
+def test_what_several_commands_leave_is_judged(tmp_path: Path) -> None:
+    place = object.__new__(faults.Place)
+    place.writer = replace(all_writers(tmp_path)[0], outputs=("out/a",))
+    place.work, place.status = tmp_path, 0
+    place.old = {"out": "", "notes.txt": "mine"}
+    place.new = place.again = {**place.old, "out/a": "new"}
+    error = "error: a\nwhy: b\nhint: c"
+
+    def findings(tree: dict[str, str], *ended: tuple[int | None, str]) -> list[str]:
+        run = faults.Run(Watched(met=True, status=ended[0][0] or 0), ended[0][1], tree, ended[1:])
+        return list(faults.judge_all(place, run))
+
+    done = 0, ""
+    assert findings(place.new, done, (2, error), done) == []
+    assert findings(place.new, done, (2, "usage: a"), done) == []
+    assert findings(place.new, done, (None, "")) == ["hang"]
+    assert findings(place.new, (2, error), (2, error)) == [
+        "none succeeds: error: a / why: b; error: a / why: b"
+    ]
+    assert "without `error`" in findings(place.new, done, (2, "Killed"))[0]
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/a").touch()
+    assert findings({**place.new, "out/a": "other"}, done, done) == ["the output is broken: out/a"]
+    assert findings({**place.new, "notes.txt": "other"}, done, done) == ["changed: notes.txt"]
+    assert findings({**place.new, "out/b.tmp": "other"}, done, done) == ["left: out/b.tmp"]
 
 
 def test_the_tallies_of_parts_are_added_and_others_replaced() -> None:

@@ -17,6 +17,7 @@ from whisperport.errors import BundleError
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.targets import get_target
 from whisperport.targets.vendors.qualcomm.context import COMPATIBILITY
+from whisperport.targets.vendors.rockchip.rknn_file import read_rknn
 
 from ..extent import core_or_all
 from .vendors.hailo.hef_file import hef_bytes
@@ -271,6 +272,17 @@ def test_a_description_of_another_form_is_rejected(described: Any, tmp_path: Pat
 
     assert rejected.value.why
     assert "whisperport compile" in rejected.value.hint
+
+
+@pytest.mark.parametrize("member", [{"size": [1.0, 1, 8]}, {"url": float("inf")}], ids=str)
+def test_a_name_is_a_text_and_a_shape_whole_numbers(member: dict[str, Any], tmp_path: Path) -> None:
+    path = rknn(tmp_path)
+    path.write_bytes(rknn_bytes(changed(norm_tensor=[{**TENSORS[0], **member}, *TENSORS[1:]])))
+
+    with pytest.raises(BundleError) as rejected:
+        read_rknn(path)
+
+    assert "whole numbers" in rejected.value.why
 
 
 def test_the_order_is_that_of_the_program_and_not_of_the_list(tmp_path: Path) -> None:

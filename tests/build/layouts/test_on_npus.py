@@ -645,6 +645,7 @@ def test_ai_hubs_files_are_judged_without_their_graphs(tmp_path: Path) -> None:
     model = onnx.load(encoder)
     attributes = {attribute.name: attribute for attribute in model.graph.node[0].attribute}
     attributes["embed_mode"].i = 0
+    (tmp_path / "model.bin").touch()
     for name, reason in (("model.bin", ""), ("../model.bin", "not in its folder")):
         encoder.with_name("model.bin").write_bytes(b"binary")
         attributes["ep_cache_context"].s = name.encode()
