@@ -288,6 +288,12 @@ def test_published_files_for_a_board_are_judged_by_names_order_and_sizes(
     judgement = judge(tmp_path)
     assert judgement
     assert list(judgement.layout.apps) == ["sherpa-onnx-rknn"]
+    assert judgement.precision == "fp16"
+
+    # in 8 bits
+    path = tmp_path / "tiny.en-decoder.rknn"
+    path.write_bytes(rknn_bytes(description(decoder, type="int8")))
+    assert (judge(tmp_path).precision, bool(judge(tmp_path))) == ("w8a8", True)
 
     # with another checkpoint, whose sizes are expected
     judgement = judge(tmp_path, checkpoint)
@@ -299,7 +305,6 @@ def test_published_files_for_a_board_are_judged_by_names_order_and_sizes(
     # with two inputs in another order
     first, key, value, *others = decoder.inputs
     exchanged = replace(decoder, inputs=(first, value, key, *others))
-    path = tmp_path / "tiny.en-decoder.rknn"
     path.write_bytes(rknn_bytes(description(exchanged)))
     ((file, reason),) = broken(tmp_path, rknn.LAYOUT)
     assert file == path.name

@@ -121,6 +121,7 @@ class Compiled:
         other: returns how a file differs from what would be compiled of a graph; empty: it does not.
         size: takes a name, and what the graph is; returns the size, if the app reads it from one of them.
         sizes: that the app knows.
+        precision: takes the file of the decoder; returns the precision in which it is computed.
         is_known: whether a file of the decoder is the app's, where its graph is missing.
         expected: returns what the graphs were, in the sizes of the checkpoint, or in those that both files
             state. It raises BundleError for a damaged file, and KeyError, IndexError or ValueError for one
@@ -131,6 +132,7 @@ class Compiled:
     other: Callable[[ProgramSpec, Path], str]
     size: Callable[[str, ProgramSpec], str] = lambda _name, _spec: ""
     sizes: Sequence[str] = ("",)
+    precision: Callable[[Path], str] = lambda _path: FLOAT
     is_known: Callable[[Path], bool] = lambda _path: False
     expected: Callable[[Files, str, str], Mapping[str, ProgramSpec]] = lambda *_: {}
 
@@ -297,9 +299,13 @@ def reader(compiled: Compiled, is_own: Callable[[OnnxHeader, OnnxHeader], bool])
             return False
         return is_own(*(files.read(graph, read_header) for graph in GRAPHS))
 
+    def precisions(files: Files) -> list[str]:
+        name = compiled.file(files, DECODER)
+        return [files.read(name, compiled.precision) if name else FLOAT]
+
     return Reader(
         recognize,
-        lambda _files: [FLOAT],
+        precisions,
         lambda files, _precision: stored_arrays(files, GRAPHS),
         is_readable=lambda files: files.has(ENCODER),
     )

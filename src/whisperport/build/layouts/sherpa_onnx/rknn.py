@@ -17,6 +17,7 @@ from whisperport.build.layouts.sherpa_onnx.npu_graphs import LOOP, Form
 from whisperport.errors import BundleError
 from whisperport.program.spec import ProgramSpec
 from whisperport.targets.vendors.rockchip.chips import CHIPS
+from whisperport.targets.vendors.rockchip.compiler import QUANTIZED
 from whisperport.targets.vendors.rockchip.rknn_file import check_rknn, read_rknn
 
 if TYPE_CHECKING:  # it needs torch
@@ -75,6 +76,14 @@ def _other(spec: ProgramSpec, path: Path) -> str:
     return ""
 
 
+def _precision(decoder: Path) -> str:
+    try:
+        types = read_rknn(decoder).types
+    except BundleError:  # a rule says so
+        return FLOAT
+    return next((name for name, (_, kind) in QUANTIZED.items() if kind in types), FLOAT)
+
+
 def _expected(files: Files, encoder: str, decoder: str) -> Mapping[str, ProgramSpec]:
     of_audio, of_text = (files.read(name, read_rknn).shapes for name in (encoder, decoder))
     prefix = next(iter(of_audio), "").removesuffix("mel")  # the app's own export has the size there
@@ -84,6 +93,7 @@ def _expected(files: Files, encoder: str, decoder: str) -> Mapping[str, ProgramS
 COMPILED = Compiled(
     name=_name,
     other=_other,
+    precision=_precision,
     is_known=lambda _decoder: True,  # no other app has such names
     expected=_expected,
     size=lambda name, _spec: name.rpartition("-")[0],
