@@ -450,15 +450,24 @@ def test_chips_that_are_verified_are_kept(
     run([*options, "--chips", "sm8650"])
     assert compilations[2:] == [("sm8650",)]
     shutil.copy(shipped_audio()[0].path, tmp_path / "clips")
-    # and one with other calibration audio is always compiled again
-    in_8_bits = [*options, "--precision", "w8a16", "--calibration", str(tmp_path / "clips")]
-    for _ in range(2):
-        run([*in_8_bits, "--chips", "sm8750"])
-    assert compilations[3:] == [("sm8750",), ("sm8750",)]
+    # and one with other calibration audio is compiled again, with the same it is not
+    in_8_bits = [*options, "--precision", "w8a16", "--chips", "sm8750"]
+    calibrated = [*in_8_bits, "--calibration", str(tmp_path / "speech")]
+    (tmp_path / "speech").mkdir()
+    for content in (b"one", b"one", b"two"):
+        (tmp_path / "speech/one.wav").write_bytes(content)
+        assert run(calibrated).exit_code == 0
+    assert run(in_8_bits).exit_code == 0
+    assert compilations[3:] == [("sm8750",)] * 3
     # and one that has changed since is written again
     (tmp_path / "phones/sm8550/tokens.txt").write_text("x 0\n")
     assert run([*options, "--chips", "sm8550"]).exit_code == 0
-    assert compilations[5:] == [("sm8550",)]
+    assert compilations[6:] == [("sm8550",)]
+    # and one of another tokenizer
+    (tokenizer,) = (tmp_path / "model").glob("tokenizer.json")
+    tokenizer.write_bytes(tokenizer.read_bytes() + b"\n")
+    assert run([*options, "--chips", "sm8550"]).exit_code == 0
+    assert compilations[7:] == [("sm8550",)]
 
 
 def test_a_decoder_of_another_size_is_named_for_boards(checkpoint: Any) -> None:

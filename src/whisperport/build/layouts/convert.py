@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,6 +36,7 @@ from whisperport.errors import (
     VerificationError,
     needs,
 )
+from whisperport.program.bundle.folder import file_sha256
 from whisperport.program.json_records import to_json
 from whisperport.program.program_kind import STEP
 from whisperport.speech.text import language_code
@@ -42,6 +44,7 @@ from whisperport.system.option import Option
 from whisperport.system.process import return_freed_memory
 from whisperport.system.progress import begin_stage
 from whisperport.targets import get_target
+from whisperport.verification.recording.audio_files import audio_files
 
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
@@ -55,7 +58,7 @@ class ConvertOptions:
 
     Args:
         chip: for which the files are compiled, such as "sm8650"; apps that need one say so. Default: empty.
-            Verified files of the same checkpoint, chip and precision are kept, and not written again.
+            Verified files of the same checkpoint, chip, precision and audio are kept.
     """
 
     precision: Annotated[
@@ -72,7 +75,7 @@ class ConvertOptions:
         Path | None,
         Option(
             "With --precision w8a16: folder of audio files that resemble what the device will record. "
-            "Quantization ranges are derived from them. Verified files are then written again",
+            "Quantization ranges are derived from them",
             metavar="DIR",
             exists=True,
             default="the few that come with whisperport",
@@ -179,11 +182,9 @@ def convert(
         language = spoken_language(opened, options.language)
         source = to_json(opened.source)
         clips = ClipSet.of(options.verify_with, language, opened.dims.window_s)
-        if (
-            options.chip
-            and options.calibration is None
-            and (kept := _kept(out, chosen, (precision, language, source, clips.digests)))
-        ):
+        made_of = _digests(opened, options.calibration)
+        asked = precision, language, source, clips.digests, made_of
+        if options.chip and (kept := _kept(out, chosen, asked)):
             return Converted(path=out, record=kept, run=None, warnings=opened.warnings)
         opened = with_heads(opened)
         return_freed_memory()  # of the model in torch
@@ -212,6 +213,7 @@ def convert(
             language=language,
             window_s=opened.dims.window_s,
             source=source,
+            made_of=made_of,
             files=files,
             parts={name: p for name in files if (p := parts_of(file_of(draft, name)))},
             clips=clips.known(expected),
@@ -272,9 +274,15 @@ def _kept(out: Path, app: App, expected: tuple[object, ...]) -> LayoutRecord | N
     except BundleError:
         return None
     digests = tuple(clip.sha256 for clip in record.clips)
-    known = record.precision, record.language, record.source, digests
+    known = record.precision, record.language, record.source, digests, record.made_of
     is_same = (record.app, (record.chip,)) == (app.name, app.devices) and known == expected
     return record if is_same and record.is_verified and not record.difference(out) else None
+
+
+def _digests(checkpoint: "Checkpoint", calibration: Path | None) -> tuple[str, ...]:
+    """Return `LayoutRecord.made_of`."""
+    files = [] if calibration is None else audio_files(calibration)
+    return (sha256(checkpoint.tokenizer_json).hexdigest(), *map(file_sha256, files))
 
 
 def _precision(layout: Layout, app: App, options: ConvertOptions) -> str:

@@ -82,6 +82,7 @@ class LayoutRecord:
         chip: for which they were compiled; empty: they were not.
         window_s: length of the checkpoint's window in seconds; a clip is its first window.
         source: the checkpoint's origin.
+        made_of: SHA-256 of the rest: of the tokenizer, and of each calibration file that was given.
         files: relative path -> SHA-256.
         parts: relative path -> what the file consists of.
         clips: those of the verification; none: the app did not run.
@@ -105,6 +106,7 @@ class LayoutRecord:
     not_compared: str = ""
     verification: Verification | None = None
     chip: str = ""
+    made_of: tuple[Annotated[str, Field.sha256], ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 < self.window_s <= MAX_WINDOW_S:
