@@ -88,7 +88,7 @@ def random_options(seed: int) -> TranscribeOptions:
     decode = DecodeOptions(
         language=choose.choice(("en", None)),
         without_timestamps=choose.random() < 0.3,
-        max_tokens=choose.choice((None, 5, 20)),
+        max_tokens=choose.choice((5, 12)),
         beam_size=beams,
         patience=choose.choice((None, 1.5)) if beams else None,
         best_of=choose.choice((None, 2)),
@@ -111,10 +111,10 @@ def random_options(seed: int) -> TranscribeOptions:
 def test_32_threads_with_random_options_return_what_single_calls_return() -> None:
     transcriber = Transcriber(default_bundle(), ONE_THREAD, max_concurrent=32)
     clips = [load_audio(recording.path)[:40_000] for recording in shipped_audio()[:7]]
-    n_options, n_calls = core_or_all((12, 36), (100, 400))
+    n_options, n_calls = core_or_all((8, 32), (100, 400))
     calls = [(clips[n % len(clips)], random_options(n)) for n in range(n_options)]
     alone = [transcriber.transcribe(*call) for call in calls]
-    assert len({transcript.text for transcript in alone}) > len(clips)
+    assert len({transcript.text for transcript in alone}) >= len(clips)
 
     with ThreadPoolExecutor(32) as pool:
         numbers = random.Random(0).choices(range(n_options), k=n_calls)
