@@ -851,6 +851,7 @@ def test_a_new_verification_is_recorded_only_if_asked(
 
 EDITS = {
     "chip": "sm8650",
+    "made_of": ["0" * 64],
     "app": "optimum",
     "precision": "w8",
     "exact": False,
