@@ -319,6 +319,20 @@ def test_an_added_token_that_the_tokenizers_library_cannot_write_is_rejected(
         load_checkpoint(folder)
 
 
+@pytest.mark.parametrize("inputs", [["", "w"], ["x", ""]], ids=str)
+def test_an_operator_without_a_required_input_is_damage(inputs: list[str], tmp_path: Path) -> None:
+    x, w, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 2]) for n in "xwy")
+    node = helper.make_node("MatMul", inputs, ["y"], name="logits")
+    (tmp_path / "a.onnx").write_bytes(
+        helper.make_model(helper.make_graph([node], "a", [x, w], [y])).SerializeToString()
+    )
+
+    with pytest.raises(ProgramError) as rejected:
+        read_graphs(tmp_path / "a.onnx")
+
+    assert "the operator MatMul `logits` lacks input" in rejected.value.why
+
+
 def test_an_operator_whose_name_is_not_utf_8_is_damage(tmp_path: Path) -> None:
     ends = [helper.make_tensor_value_info(end, TensorProto.FLOAT, [4]) for end in "xy"]
     node = helper.make_node("Reshape", ["x", "x"], ["y"])

@@ -183,6 +183,7 @@ def _graph(name: str, model: "onnx.ModelProto") -> Graph:
             small[key] = tensor
     _check_names(model)
     _check_sources(model, stored)
+    _check_inputs(model)
     nodes = list(_nodes(model, values, small))
     opset = next((o.version for o in model.opset_import if o.domain in OWN_DOMAINS), None)
     inputs = [values[info.name] for info in model.graph.input if info.name not in stored]
@@ -207,6 +208,27 @@ def _check_sources(model: "onnx.ModelProto", stored: Mapping[str, Any]) -> None:
     for name in (*read, *(value.name for value in model.graph.output)):
         if name not in sources:
             raise ValueError(f"no node, input or initializer provides the tensor `{name}`")
+
+
+def _check_inputs(model: "onnx.ModelProto") -> None:
+    """Check that no node of ONNX's own operators lacks a required input."""
+    from onnx.defs import OpSchema, SchemaError, get_schema, onnx_opset_version
+
+    opsets = (entry.version for entry in model.opset_import if entry.domain in OWN_DOMAINS)
+    opset = next(opsets, onnx_opset_version())
+    required: dict[str, list[int]] = {}  # operator -> places of its inputs
+    for node in model.graph.node:
+        if node.domain not in OWN_DOMAINS:
+            continue
+        if node.op_type not in required:
+            required[node.op_type] = []
+            with suppress(SchemaError):  # the installed package does not know the operator
+                for place, formal in enumerate(get_schema(node.op_type, opset).inputs):
+                    if formal.option == OpSchema.FormalParameterOption.Single:
+                        required[node.op_type].append(place)
+        for place in required[node.op_type]:
+            if not any(node.input[place : place + 1]):
+                raise ValueError(f"the operator {node.op_type} `{node.name}` lacks input {place}")
 
 
 def _nodes(
