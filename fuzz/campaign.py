@@ -246,6 +246,7 @@ def save(campaign: Campaign, wall_s: float, command: str) -> Path:
         "command": command,
     }
     earlier = json.loads(RESULTS.read_text())
-    kept = [each for each in earlier if not each["formats"].keys() <= result["formats"].keys()]
+    done = result["formats"].keys()
+    kept = [each for each in earlier if not ("formats" in each and each["formats"].keys() <= done)]
     RESULTS.write_text(json.dumps([*kept, result], indent=1) + "\n")
     return RESULTS

@@ -1,5 +1,6 @@
 """Run a worker process, and watch its answers, its time and its memory."""
 
+import fcntl
 import json
 import os
 import select
@@ -29,6 +30,13 @@ class Supervisor:
     def __init__(self, work: Path, seeds: Path) -> None:
         self.work, self.seeds = work.absolute(), seeds.absolute()
         self.work.mkdir(parents=True, exist_ok=True)
+        # A replay happens in the folder of its campaign, which may still run.
+        self._lock = self.work.with_name(f"{self.work.name}.lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.close()
+            raise SystemExit(f"a campaign or a replay is running in {self.work}") from None
         self._process: subprocess.Popen[bytes] | None = None
         self._inputs = 0
 
@@ -79,6 +87,7 @@ class Supervisor:
         """Stop the worker and remove its folder."""
         self.stop()
         shutil.rmtree(self.work, ignore_errors=True)
+        self._lock.close()
 
     def _start(self) -> None:
         worker_in, self._requests = os.pipe()

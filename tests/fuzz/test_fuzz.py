@@ -32,6 +32,7 @@ from fuzz.mutators import archives, folders, json_values, onnx_graphs, raw, wire
 from fuzz.mutators.archives import bomb, members, written
 from fuzz.mutators.pickles import hours_to_hash
 from fuzz.seeds import GENERATION, _checkpoint
+from fuzz.supervisor import Supervisor
 from fuzz.system_calls import (
     KILL,
     KILL_CALLER,
@@ -47,7 +48,7 @@ from fuzz.writers import all_writers
 from onnx import TensorProto, helper
 from tokenizers.models import BPE
 
-from fuzz import faults, seeds
+from fuzz import campaign, faults, seeds
 from whisperport.errors import BundleError, CheckpointError, ProgramError, TokenizerError
 from whisperport.model.checkpoint import load_checkpoint
 from whisperport.model.inspection.inputs import read_inputs
@@ -456,6 +457,30 @@ def test_what_a_job_does_is_found_when_it_runs_in_a_fork(tmp_path: Path) -> None
     assert "SIGABRT" in details[1]
     assert "MemoryError" in details[2]
     assert is_fork
+
+
+def test_a_replay_in_the_folder_of_a_running_campaign_is_rejected(tmp_path: Path) -> None:
+    running = Supervisor(tmp_path / "work", tmp_path / "seeds")
+    with pytest.raises(SystemExit, match="is running in"):
+        Supervisor(tmp_path / "work", tmp_path / "seeds")
+    assert (tmp_path / "work").is_dir()
+
+    running.close()
+    Supervisor(tmp_path / "work", tmp_path / "seeds").close()
+
+
+def test_results_of_other_campaigns_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(campaign, "RESULTS", tmp_path / "results.json")
+    earlier = [{"what": "faults"}, {"formats": {"HEF": {}, "audio": {}}}, {"formats": {"HEF": {}}}]
+    (tmp_path / "results.json").write_text(json.dumps(earlier))
+    done = Campaign([], 0, 0, 0, *[tmp_path] * 3, print)
+    done.tallies = {"HEF": campaign.Tally()}
+
+    campaign.save(done, 1.0, "a command")
+
+    assert json.loads((tmp_path / "results.json").read_text())[:-1] == earlier[:2]
 
 
 # Each system call of a command that changes files fails once, and is the last before SIGKILL or Ctrl-C.
