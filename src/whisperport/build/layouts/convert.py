@@ -183,8 +183,9 @@ def convert(
         source = to_json(opened.source)
         clips = ClipSet.of(options.verify_with, language, opened.dims.window_s)
         made_of = _digests(opened, options.calibration)
-        asked = precision, language, source, clips.digests, made_of
-        if options.chip and (kept := _kept(out, chosen, asked)):
+        if options.chip and (
+            kept := _kept(out, chosen, (precision, language, source, clips.digests, made_of))
+        ):
             return Converted(path=out, record=kept, run=None, warnings=opened.warnings)
         opened = with_heads(opened)
         return_freed_memory()  # of the model in torch
