@@ -248,8 +248,7 @@ def _compared(
     layout, identity = judgement.layout, None
     begin_stage("comparing weights")
     try:
-        has_arrays = layout.reader.arrays is not None or layout.weights is not None
-        if has_arrays and layout.reader.is_readable(files):
+        if _has_arrays(layout, files):
             arrays = stored_arrays(layout, files, judgement.precision)
             identity = identify(checkpoint, arrays, has_graphs=layout.weights is None)
     except (CheckpointError, ProgramError) as error:
@@ -311,9 +310,15 @@ def _differing_clip(judgement: Judgement) -> Clip:
     return next((c for c in judgement.clips if c.name in names), judgement.clips[0])
 
 
+def _has_arrays(layout: Layout, files: Files) -> bool:
+    """Return whether the weights of files can be read."""
+    is_read = layout.reader.arrays is not None or layout.weights is not None
+    return is_read and layout.reader.is_readable(files)
+
+
 def stored_arrays(layout: Layout, files: Files, precision: str) -> Iterator[StoredArray]:
     """Yield the arrays in files of a layout."""
-    if not layout.reader.is_readable(files):
+    if not _has_arrays(layout, files):
         return
     if layout.reader.arrays is not None:
         yield from layout.reader.arrays(files, precision)

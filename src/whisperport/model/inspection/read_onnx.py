@@ -183,9 +183,9 @@ def _graph(name: str, model: "onnx.ModelProto") -> Graph:
             small[key] = tensor
     _check_names(model)
     _check_sources(model, stored)
-    _check_inputs(model)
-    nodes = list(_nodes(model, values, small))
     opset = next((o.version for o in model.opset_import if o.domain in OWN_DOMAINS), None)
+    _check_inputs(model, opset)
+    nodes = list(_nodes(model, opset or 0, values, small))
     inputs = [values[info.name] for info in model.graph.input if info.name not in stored]
     outputs = [values[info.name] for info in model.graph.output]
     return build(name, "onnx", nodes, inputs, outputs, opset)
@@ -210,12 +210,11 @@ def _check_sources(model: "onnx.ModelProto", stored: Mapping[str, Any]) -> None:
             raise ValueError(f"no node, input or initializer provides the tensor `{name}`")
 
 
-def _check_inputs(model: "onnx.ModelProto") -> None:
+def _check_inputs(model: "onnx.ModelProto", opset: int | None) -> None:
     """Check that no node of ONNX's own operators lacks a required input."""
     from onnx.defs import OpSchema, SchemaError, get_schema, onnx_opset_version
 
-    opsets = (entry.version for entry in model.opset_import if entry.domain in OWN_DOMAINS)
-    opset = next(opsets, onnx_opset_version())
+    known = onnx_opset_version() if opset is None else opset
     required: dict[str, list[int]] = {}  # operator -> places of its inputs
     for node in model.graph.node:
         if node.domain not in OWN_DOMAINS:
@@ -223,7 +222,7 @@ def _check_inputs(model: "onnx.ModelProto") -> None:
         if node.op_type not in required:
             required[node.op_type] = []
             with suppress(SchemaError):  # the installed package does not know the operator
-                for place, formal in enumerate(get_schema(node.op_type, opset).inputs):
+                for place, formal in enumerate(get_schema(node.op_type, known).inputs):
                     if formal.option == OpSchema.FormalParameterOption.Single:
                         required[node.op_type].append(place)
         for place in required[node.op_type]:
@@ -232,13 +231,12 @@ def _check_inputs(model: "onnx.ModelProto") -> None:
 
 
 def _nodes(
-    model: "onnx.ModelProto", values: dict[str, Value], small: dict[str, Any]
+    model: "onnx.ModelProto", opset: int, values: dict[str, Value], small: dict[str, Any]
 ) -> Iterator[Node]:
     from onnx import helper
 
     from whisperport.model.inspection.onnx_shapes import inner_nodes, outer_tensors
 
-    opset = next((o.version for o in model.opset_import if o.domain in OWN_DOMAINS), 0)
     names: set[str] = set()
     for index, node in enumerate(model.graph.node):
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute if a.type}
