@@ -44,7 +44,7 @@ STALL_MIN = 30
     metavar="NAME,...",
     help="Chips that the files of an app on NPUs are compiled for, such as rk3588; `whisperport apps` "
     "lists those of each app, and `--for sherpa-onnx` takes those of all its apps on NPUs. --out gets a "
-    "folder for each chip; one that is verified already is kept",
+    "folder for each chip; a folder that was verified for the same checkpoint and audio is kept",
 )
 @option(
     *("--out", "-o"),

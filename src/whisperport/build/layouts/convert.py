@@ -78,7 +78,7 @@ class ConvertOptions:
             "Quantization ranges are derived from them",
             metavar="DIR",
             exists=True,
-            default="the few that come with whisperport",
+            default="the audio files that come with whisperport",
         ),
     ] = None
     chip: str = ""

@@ -5,8 +5,8 @@ python openai_python.py URL AUDIO LONG TEXT: prints "ok", or fails. TEXT is what
 
 import sys
 from pathlib import Path
+from urllib.request import urlopen
 
-import httpx
 import openai
 import pysubs2
 import srt
@@ -105,6 +105,7 @@ assert "translate" in error.message
 ids = [model.id for model in client.models.list()]
 assert "whisper-1" in ids
 assert client.models.retrieve(ids[0]).owned_by == "whisperport"
-families = list(text_string_to_metric_families(httpx.get(f"{url}/metrics").text))
+with urlopen(f"{url}/metrics") as answer:
+    families = list(text_string_to_metric_families(answer.read().decode()))
 assert {"whisperport_requests", "whisperport_e2e_seconds"} <= {family.name for family in families}
 print("ok")
