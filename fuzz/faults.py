@@ -72,7 +72,7 @@ MINE = {  # files of the user beside the outputs
 TRACED = {"export", "import", "compile", "demo"}  # their first words
 INTERRUPTED = 130
 UNCHANGED = re.compile(
-    r"unchanged|not written|nothing was (written|changed)|error: cannot (write|store)"
+    r"unchanged|not written|nothing was (written|changed)|error: cannot (write|store)(?: `([^`]+)`)?"
 )
 STATE = r"home/\.local/state/whisperport/bundles"  # records of what was exported and tried
 IGNORED = re.compile(r"(^tmp|/\.[^/]*\.(partial|discarded)-[^/]*)/")  # no run reads such a file
@@ -309,7 +309,9 @@ def judge(place: Place, fault: Fault, run: Run) -> Iterator[str]:
         if state == "broken" and is_lost:
             yield f"broken output: {name}"
     if not killed:
-        if UNCHANGED.search(run.printed) and "new" in states.values():
+        unchanged = UNCHANGED.search(run.printed)
+        about = {unchanged[3]} & states.keys() or states.keys() if unchanged else set()
+        if any(states[name] == "new" for name in about):
             yield f"the message is wrong: the output was written: {_first_error(run.printed)}"
         is_new = set(states.values()) == {"new"}
         if status == 0 and not is_new:
@@ -354,7 +356,7 @@ def litter(place: Place, found: Tree) -> set[str]:
     """
     known = place.old.keys() | place.new.keys() | place.again.keys()
     documented = re.compile(
-        rf"out/[^/]+\.(log|(new|replaced)(/.*)?)|{STATE}/.*|{place.writer.keeps}"
+        rf"out/[^/]+\.log|out/.+\.(new|replaced)(/.*)?|{STATE}/.*|{place.writer.keeps}"
     )
     return {name for name in found.keys() - known if not documented.fullmatch(name)}
 

@@ -27,7 +27,7 @@ from whisperport.apps.cli.explain import rules_about
 from whisperport.apps.cli.judge import judge as judge_verb
 from whisperport.apps.cli.judge_page import verdict_sentence
 from whisperport.build.judge import layers, operations
-from whisperport.build.judge.eight_bits import HALF_STEP
+from whisperport.build.judge.eight_bits import HALF_STEP, groups_of, steps_of
 from whisperport.build.judge.graph_run import _of_type
 from whisperport.build.judge.graphs import GRAPHS, _Comparison
 from whisperport.build.judge.identity import ChangedWeight, Identity, identify
@@ -35,7 +35,7 @@ from whisperport.build.judge.judge import AppRun, Judgement, _in_halves, _is_far
 from whisperport.build.judge.verified import NamedWeights, keep_hashes
 from whisperport.build.judge.words import ComparedWords, compare_words, longest_loop
 from whisperport.build.layouts import all_layouts, all_rules, layout_of
-from whisperport.build.layouts.checkpoint_rules import token_setting
+from whisperport.build.layouts.checkpoint_rules import other_filters, token_setting
 from whisperport.build.layouts.graph_pair import RULES as PAIR_RULES
 from whisperport.build.layouts.onnx_graph.header import read_header, rename, wrong_convolutions
 from whisperport.build.layouts.onnx_graph.stored import _Blocks
@@ -53,13 +53,11 @@ from whisperport.build.layouts.reference import Emitted, TimedText
 from whisperport.build.layouts.rules import Draft, Problem
 from whisperport.build.layouts.whisper_cpp.file import _blocks
 from whisperport.build.layouts.whisper_cpp.rules import _blocks as block_settings
-from whisperport.build.layouts.whisper_cpp.rules import _other_filters
 from whisperport.errors import CheckpointError, ProgramError, UsageError
 from whisperport.model.checkpoint import load_checkpoint
 from whisperport.model.checkpoint.ggml import read_types
 from whisperport.model.inspection.graph import Graph, Node, Value
 from whisperport.program.checks import Check
-from whisperport.speech.audio import mel_filters
 from whisperport.speech.audio.mel import triangles
 from whisperport.speech.text.byte_level import from_byte_characters
 from whisperport.targets.cpu.openvino.ir import IrGraph, IrNode
@@ -1602,6 +1600,43 @@ def test_a_wrong_step_of_one_row_is_named(micro_checkpoint: Any) -> None:
     assert "the scales of 1 of 32 rows are wrong: 3; they are multiplied by 3" in str(changed)
 
 
+def test_scales_that_are_those_of_another_weight_are_named(micro_checkpoint: Any) -> None:
+    # given 8 bits with the scales of another weight of their shape
+    name, other = (f"decoder.blocks.0.attn.{part}.weight" for part in ("key", "value"))
+    weight, right = (micro_checkpoint.weights[n].numpy() for n in (name, other))
+    own, step = (
+        (np.abs(a).max(axis=1, keepdims=True) / 127).astype(np.float32) for a in (weight, 3 * right)
+    )
+    step = step / 3
+    arrays = [StoredArray("a.onnx", name, np.rint(weight / own) * step, step=step)]
+    # when they are looked for, then it is said whose they are
+    (changed,) = (c for c in identify(micro_checkpoint, arrays).changed if c.name == name)
+    assert f"they are those of {other}: multiplied by" in str(changed)
+
+
+@pytest.mark.parametrize("rounded", [1, 2])
+def test_integers_that_wrapped_around_at_128_are_named(rounded: int) -> None:
+    # given blocks of 8 bits whose largest value is 128, which int8 holds as -128
+    weight = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    if rounded == 2:  # they were 8 bits before
+        blocks = weight.reshape(-1, 32)
+        old = np.abs(blocks).max(axis=1, keepdims=True) / 127
+        blocks = (np.rint(blocks / old) * old).astype(np.float32)
+    else:
+        blocks = weight.reshape(-1, 32)
+    step = np.abs(blocks).max(axis=1, keepdims=True) / 128
+    values = np.rint(blocks / step).astype(np.int16).astype(np.int8) * step
+    (groups,) = groups_of(values.reshape(64, 64))
+    steps = np.broadcast_to(steps_of(groups), groups.shape).reshape(64, 64)
+    # when they are compared, then the overflow is named
+    allowed = 0.75 * steps
+    reason = weight_difference(values.reshape(64, 64), weight, allowed, 4, steps)
+    assert re.fullmatch(r"\d+ of 4,096 integers are -128 in place of 128, .*", reason)
+    # and of integers that were clipped at 127, nothing is wrong
+    clipped = np.minimum(np.rint(blocks / step), 127) * step
+    assert (np.abs(clipped.reshape(64, 64) - weight) <= 1.25 * steps).all()
+
+
 @pytest.mark.parametrize("stored", ["nothing", "other values"])
 def test_weights_that_change_nothing_may_be_left_out(micro_checkpoint: Any, stored: str) -> None:
     # given the arrays of an untrained model's graph: the exporter dropped sums with 0 and products with 1
@@ -1906,7 +1941,7 @@ def test_a_bank_of_other_mel_filters_is_named_and_none_is_called_rounded(
     if scale == "bark":
         edges = 600 * np.sinh(np.linspace(0, 21.3, 82) / 6)
     # then it is said which they are, or how far from Whisper's
-    sentence = _other_filters(triangles(edges, is_normalized=False), mel_filters(80))
+    sentence = other_filters(triangles(edges, is_normalized=False), 80)
     assert reason in sentence
     assert "rounded" not in sentence
 
@@ -2178,23 +2213,33 @@ def test_why_a_graph_without_known_weights_is_not_compared_is_said() -> None:
     ("first", "changed", "sentence"),
     [
         (1, ChangedWeight("encoder.ln_post.weight"), "encoder.ln_post.weight is missing; it is x"),
-        (1, ChangedWeight("b.weight", "a.onnx: b", "all values are 0"), "b.weight differs"),
-        (1, ChangedWeight("a.weight", "a.onnx: a", "all values are 0"), "it is x"),
-        (None, ChangedWeight("b.weight"), "it is x"),
+        (1, ChangedWeight("encoder.b.weight", "a.onnx: b", "0"), "encoder.b.weight differs"),
+        (
+            1,
+            ChangedWeight("encoder.first.weight", "a.onnx: c", "0"),
+            "encoder.first.weight differs",
+        ),
+        (1, ChangedWeight("encoder.a.weight", "a.onnx: a", "all values are 0"), "it is x"),
+        (1, ChangedWeight("decoder.c.weight", "a.onnx: c", "all values are 0"), "it is x"),
+        (None, ChangedWeight("encoder.b.weight"), "it is x"),
     ],
 )
 def test_a_weight_explains_the_layer_that_it_changes(
     first: int | None, changed: ChangedWeight, sentence: str
 ) -> None:
-    # given two layers, between which a norm is that no node of the graph shows
+    # given two layers, before and between which are others that no node of the graph shows
     texts = dict.fromkeys(("other", "operator", "other_operator", "module", "line"), "")
-    values = tuple(ComparedValue(name=name, error=0.9, before=0.0, **texts) for name in "ab")
+    values = tuple(
+        ComparedValue(name=name, error=0.9, before=0.0, **texts)
+        for name in ("encoder.a", "encoder.b")
+    )
     programs = ComparedPrograms(
         a="", b="", values=values, kept=(2, 2), outputs=(), first=first, worst=None
     )
-    # when it is asked what explains the second, then it is what changed from the first to it
+    # when it is asked what explains the second, then it is what changed, but for what is right
     identity = Identity(equal=["c"], changed=[changed])
-    explained = layers._changed_weight(identity, programs, ["a", "encoder.ln_post", "b"])
+    order = ["decoder.c", "encoder.first", "encoder.a", "encoder.ln_post", "encoder.b"]
+    explained = layers._changed_weight(identity, programs, order)
     assert layers._cause(explained, "it is x") == sentence
 
 

@@ -288,6 +288,23 @@ def changed_mask(sign: int) -> Callable[[Any], Any]:
     return changed
 
 
+def mask_not_counted(original: Any) -> Any:
+    """Number the rows of the mask from 0, though there is a cache."""
+
+    def positions(self: Network, ids: str, start: str) -> Any:
+        places, _ = original(self, ids, start)
+        g = self.graph
+        zero, one = g.constant(0), g.constant(1)
+        n = g.scalar(g.sizes(ids, 1, 2))
+        rows = g.op("Unsqueeze", g.op("Range", zero, n, one), g.constant([1]))
+        columns = g.op("Range", zero, g.op("Add", g.scalar(start), n), one)
+        low = g.constant(np.finfo(np.float32).min, np.float32)
+        hidden = g.op("Greater", columns, rows)
+        return places, g.op("Where", hidden, low, g.constant(0, np.float32))
+
+    return positions
+
+
 def exchanged_inputs(original: Any) -> Any:
     def attention(self: Network, q: str, k: str, v: str, n_heads: int, mask: str = "") -> Any:
         return original(self, q, *((v, k) if mask else (k, v)), n_heads, mask)
@@ -372,6 +389,7 @@ GRAPH_FAULTS: dict[str, tuple[str, Patch]] = {
     "cache not counted": ("begin at 0 again", patch_network(PLACES, not_counted)),
     "mask missing": ("mask of self-attention is missing", patch_network(PLACES, changed_mask(0))),
     "mask inverted": ("mask of self-attention is inverted", patch_network(PLACES, changed_mask(1))),
+    "mask not counted": ("the mask of self-attention begins at", patch_network(PLACES, mask_not_counted)),
     "inputs exchanged": ("values of self-attention", patch_network("_attention", exchanged_inputs)),
     "GELU's tanh form": ("GELU's tanh form", patch_network("_gelu", tanh_gelu)),
     "not scaled": ("scores are not divided", patch_network("_attention", scaled_by(0.5))),
@@ -478,6 +496,27 @@ def set_bytes(old: Callable[[Any], bytes], new: Callable[[Any], bytes], name: st
     return plant
 
 
+def htk_filters(path: Path, checkpoint: Any) -> None:
+    from whisperport.speech.audio.mel import triangles
+
+    high = 2595 * np.log10(1 + 8000 / 700)
+    edges = 700 * (10 ** (np.linspace(0, high, checkpoint.dims.n_mels + 2) / 2595) - 1)
+    filters = triangles(edges, is_normalized=True).tolist()
+    edit_json("preprocessor_config.json", lambda c: c.update(mel_filters=filters))(path)
+
+
+def copy_tokenizer(path: Path, _: Any) -> None:
+    for end in ("xml", "bin"):
+        shutil.copyfile(path / f"openvino_tokenizer.{end}", path / f"openvino_detokenizer.{end}")
+
+
+def without_aliases(path: Path, _: Any) -> None:
+    """Drop the names that model.bin of CTranslate2 ends with: their number, and each with its length."""
+    data = (path / "model.bin").read_bytes()
+    names = data.rindex(b"decoder/projection/weight") - 2
+    (path / "model.bin").write_bytes(data[: names - 4] + bytes(4))
+
+
 def named(text: str, number: int) -> bytes:
     """Return a number of CTranslate2, int16, with its name."""
     return text.encode() + b"\0\0\2\2\0\0\0" + number.to_bytes(2, "little")
@@ -546,10 +585,18 @@ OF_APPS: dict[str, dict[str, tuple[str, Plant]]] = {
     "transformers.js": {
         "decoder missing": ("WP711", without("onnx/decoder_model_merged.onnx")),
         "tokenizer missing": ("tokenizer.json.*missing", without("tokenizer.json")),
+        "filters of another scale": ("WP708.*mel_filters.*HTK", htk_filters),
+        "type of other files": (
+            "WP710.*dtype is q8",
+            lambda path, _: edit_json(
+                "config.json", lambda c: c["transformers.js_config"].update(dtype="q8")
+            )(path),
+        ),
         "cross-attentions exchanged": ("returned for decoder layer 0 is that of layer 1", exchange_outputs),
     },
     "openvino-genai": {
         "detokenizer missing": ("WP737", without("openvino_detokenizer.xml")),
+        "detokenizer copied": ("WP708.*has no operator VocabDecoder", copy_tokenizer),
         "weights missing": ("openvino_decoder_model.bin", without("openvino_decoder_model.bin")),
     },
     "onnxruntime-genai": {
@@ -588,7 +635,8 @@ OF_APPS: dict[str, dict[str, tuple[str, Plant]]] = {
             ),
         ),
         "wrong mel bands": ("WP743", set_in("preprocessor_config.json", feature_size=128)),
-        "wrong language ids": ("WP709.*lang_ids", set_in("config.json", lang_ids=[1, 2])),
+        "wrong language ids": ("WP708.*lang_ids", set_in("config.json", lang_ids=[1, 2])),
+        "projection missing": ("WP708.*variable decoder/projection/weight is missing", without_aliases),
         "suppressed tokens": ("WP709.*suppress_ids", set_in("config.json", suppress_ids=[4])),
         "heads and layers exchanged": ("WP709.*alignment_heads", heads_exchanged("config.json")),
         "heads of another model": ("WP744", set_in("config.json", alignment_heads=[[11, 0]])),
@@ -759,6 +807,18 @@ def in_later_runs(hidden: int) -> Callable[[Any], Any]:
     return changed
 
 
+def mask_from_0(original: Any) -> Any:
+    """Hide all but the first token from the one after a cache."""
+
+    def mask(self: Any, start: Any, end: Any) -> Any:
+        op, zero = self.op, self.nodes.integer(0)
+        columns = op.range(zero, end, self.nodes.integer(1), "i64")
+        is_hidden = op.logical_and(op.greater(columns, zero), op.greater(start, zero))
+        return op.select(is_hidden, op.constant(np.float32(-65504)), original(self, start, end))
+
+    return mask
+
+
 def late_with_a_cache(original: Any) -> Any:
     def positions(self: Any, start: Any, end: Any) -> Any:
         one = self.op.minimum(start, self.nodes.integer(1))
@@ -805,6 +865,7 @@ def stored_twice(kind: str) -> Callable[[Any], Any]:
 
 CACHE_FAULTS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
     "mask": ("the mask hides the first 3 tokens", "_mask", in_later_runs(3)),
+    "mask from 0": ("the mask begins at the first token again", "_mask", mask_from_0),
     "positions": ("the positions are one too late", "_positions", late_with_a_cache),
     "exchanged": ("keys and values of the cache are exch", "_self_attention", exchanged_caches),
     "another layer": (

@@ -630,18 +630,29 @@ def test_the_page_begins_with_what_is_wrong_and_what_to_do() -> None:
     changed = ChangedWeight("decoder.ln.weight", "decoder.xml: ln", "1 of 384 values differ")
     wrong = judgement(identity=Identity(equal=["a"], changed=[changed]), problems=problems)
     first = first_of(judge_page(wrong, "whisperport convert"))
-    assert "Wrong: decoder.ln.weight is not as in openai/whisper-tiny" in first
+    assert "Wrong: decoder.ln.weight is not as in openai/whisper-tiny: 1 of 384 values dif" in first
     assert "WP733 (The positions of tokens" in first  # a form that an NPU needs is behind causes
     assert "1 of 384 values differ, in decoder.xml: ln" in first
     assert "WP733: decoder.xml: no positions<" in first  # what an NPU does
     assert "whisperport convert openai/whisper-tiny --for openvino-genai" in first
-    assert "Wrong: " not in first_of(judge_page(judgement("a", spoken="a", problems=problems[1:])))
+    # and of files that only lose something, with that
+    lossy = first_of(judge_page(judgement("a", spoken="a", problems=problems[1:])))
+    assert "Wrong: " not in lossy
+    assert "Something is lost: WP705 (" in lossy
+    assert "): generation_config.json: no heads. Nothing else is wrong: " in lossy
+
+
+def test_the_verdict_on_many_weights_names_one() -> None:
+    changed = [ChangedWeight(f"decoder.{i}", "a.onnx: b", "its scales are 1") for i in range(3)]
+    page = judge_page(judgement(identity=Identity(equal=["a"], changed=changed)))
+    expected = "3 weights are not as in openai/whisper-tiny: such as decoder.0, its scales are 1."
+    assert expected in first_of(page)
 
 
 def test_an_array_that_is_no_weight_is_named() -> None:
     extra = ChangedWeight("", "decoder.xml: lora.a", "it is no weight of the checkpoint")
     page = judge_page(judgement(identity=Identity(equal=["a"], changed=[extra])))
-    assert "Wrong: decoder.xml: lora.a is not as in openai/whisper-tiny." in first_of(page)
+    assert "Wrong: decoder.xml: lora.a is not as in openai/whisper-tiny: it is no" in first_of(page)
     assert "<td>decoder.xml: lora.a<td>it is no weight of the checkpoint" in page
 
 

@@ -153,12 +153,6 @@ def export(
         )
     manifest = bundle.manifest
     following = _next_command(checkpoint, out, manifest)
-    if html is not None:
-        report, reference = (
-            Report.from_json(manifest.verification),
-            Reference.from_arrays(bundle.reference()),
-        )
-        write_page(html, verify_page(report, reference, command_line(*following)))
     if as_json:
         timed = {"timed": _timed_json(bundle)} if bundle.timed else {}
         print_json({**manifest_json(manifest), **timed})
@@ -182,6 +176,12 @@ def export(
             if entry.facts.notes:
                 print_lines("", *(f"{entry.spec.name}: {note}" for note in entry.facts.notes))
         print_lines("", f"{bundle.folder if out is None else out}: {verified_words(manifest)}")
+    if html is not None:
+        report, reference = (
+            Report.from_json(manifest.verification),
+            Reference.from_arrays(bundle.reference()),
+        )
+        write_page(html, verify_page(report, reference, command_line(*following)))
     print_next(*following)
 
 

@@ -14,6 +14,7 @@ from whisperport.apps.cli.verify_page import (
     player,
 )
 from whisperport.build.judge.graphs import is_cause
+from whisperport.build.judge.identity import Identity
 from whisperport.build.judge.judge import WEIGHTS, AppRun, Judgement
 from whisperport.build.judge.layers import ComparedGraph
 from whisperport.build.layouts.rules import LayoutRule, Problem
@@ -22,6 +23,7 @@ from whisperport.system.page import facts, html_page, prose, table, text, verdic
 from whisperport.verification.clips import Clip
 
 MOST = 4  # weights, problems or clips that an answer names
+MAX_REASON = 240  # characters of what is wrong, in the first sentence
 MAX_CHARACTERS = 400  # of a text: a loop has thousands
 MAX_RULES = 500_000  # characters of the broken rules
 MAX_ROWS = 500  # of a table
@@ -35,13 +37,7 @@ def verdict_sentence(judgement: Judgement) -> str:
     if wrong := _wrong_codes(judgement, of_npu=False):
         causes.append(wrong)
     if identity is not None and not identity:
-        n_changed = len(identity.changed)
-        what = identity.changed[0].label if n_changed == 1 else f"{n_changed} weights"
-        causes.append(
-            f"{what} {'is' if n_changed == 1 else 'are'} not as in {judgement.checkpoint}"
-            if n_changed
-            else identity.exchanged_files
-        )
+        causes.append(_changed_weights(judgement, identity))
     elif cause := _computed(judgement):
         causes.append(cause)
     if wrong := _wrong_codes(judgement, of_npu=True):
@@ -54,26 +50,41 @@ def verdict_sentence(judgement: Judgement) -> str:
         causes.append("the graphs compute something else than the checkpoint")
     if causes:
         return f"Wrong: {'; '.join(causes)}."
-    codes = dict.fromkeys(problem.code for problem in judgement.problems)
-    loss = f" Something is lost: {', '.join(codes)}." if codes else ""
+    lost = _first_of(judgement, [p for p in judgement.problems if p.is_warning])
+    begin, other, further = (
+        (f"Something is lost: {lost}. ", "other ", "else ") if lost else ("", "", "")
+    )
     if identity is None and not any(run.checks for run in runs):
         weights = (
             f"As far as is known, {judgement.named}; words"
             if judgement.named
             else "Weights and words"
         )
-        return f"No rule is broken.{loss} {weights} were not compared."
+        return f"{begin}No {other}rule is broken. {weights} were not compared."
     words = "its graphs compute the same" if judgement.graphs else "no app was run"
     if any(run.words is not None for run in runs):
         words = "every app that ran returned what the checkpoint emits"
         if judgement.layout.emitted is not None:
             words = "its graphs, decoded here, emit the same words"
     compared = "weights were not compared with" if identity is None else "the weights are those of"
-    return f"Nothing is wrong: {compared} {judgement.checkpoint}, and {words}.{loss}"
+    return f"{begin}Nothing {further}is wrong: {compared} {judgement.checkpoint}, and {words}."
+
+
+def _changed_weights(judgement: Judgement, identity: Identity) -> str:
+    """Return how many weights differ, and how: all together if there is one reason, else the first."""
+    if not identity.changed:
+        return identity.exchanged_files
+    first, n_changed = identity.changed[0], len(identity.changed)
+    what = first.label if n_changed == 1 else f"{n_changed} weights"
+    differ = f"{what} {'is' if n_changed == 1 else 'are'} not as in {judgement.checkpoint}"
+    such = "" if n_changed == 1 else f"such as {first.label}, "
+    reason = first.reason or first.difference
+    whole = identity.replaced or identity.adapted or such + reason
+    return f"{differ}: {shortened(whole, MAX_REASON)}"
 
 
 def _wrong_codes(judgement: Judgement, *, of_npu: bool) -> str:
-    """Return the first broken rule, and how many more; empty: none.
+    """Return the first broken rule and how it is broken, and how many more there are; empty: none.
 
     Args:
         judgement: of the files.
@@ -81,16 +92,18 @@ def _wrong_codes(judgement: Judgement, *, of_npu: bool) -> str:
             wrongly often breaks the form that an NPU needs, too.
     """
     rules = _rules(judgement)
-    codes = dict.fromkeys(
-        p.code
-        for p in judgement.problems
-        if not p.is_warning and (NPU in rules[p.code].text) == of_npu
-    )
-    if not codes:
+    wrong = (p for p in judgement.problems if not p.is_warning)
+    return _first_of(judgement, [p for p in wrong if (NPU in rules[p.code].text) == of_npu])
+
+
+def _first_of(judgement: Judgement, problems: Sequence[Problem]) -> str:
+    """Return the first of problems, and how many more rules are broken; empty: there is none."""
+    if not problems:
         return ""
-    further = f", and {len(codes) - 1} more broken rules" if len(codes) > 1 else ""
-    first = next(iter(codes))
-    return f"{first} ({rules[first].title}){further}"
+    first, n_rules = problems[0], len({problem.code for problem in problems})
+    further = f", and {n_rules - 1} more broken rules" if n_rules > 1 else ""
+    reason = shortened(f"{first.file}: {first.reason}", MAX_REASON)
+    return f"{first.code} ({_rules(judgement)[first.code].title}){further}: {reason}"
 
 
 def _computed(judgement: Judgement) -> str:

@@ -22,6 +22,7 @@ QUICK = 4  # rows and columns, by which most other weights of the same shape are
 END = 0.95  # of the largest or smallest value of a step, to which others are clipped
 EVEN = 1e-4  # of the largest value of a row: values nearer to each other are one
 SIGN = 128  # integers of 8 bits on each side of 0
+LARGEST = 127, 128  # which the largest of a group may be; the second is one side's only
 LEAST_STEP = 127 * 2.0**-25  # what 127 steps lose where a step in float16 is as small as can be
 
 
@@ -41,7 +42,7 @@ def groups_of(values: Array) -> Iterator[Array]:
     for size in {values[0].size, BLOCK} if values.ndim > 1 else ():
         if values.size % size == 0:
             groups = values.astype(np.float32).reshape(-1, size)
-            if _has_levels(groups):
+            if _largest(groups):
                 yield groups
 
 
@@ -57,8 +58,8 @@ def groups_are_near(groups: Array, weight: Array) -> bool:
 
 
 def steps_of(groups: Array) -> Array:
-    """Return the step (n, 1) of each group (n, k) whose largest value is 127 of 8 bits."""
-    steps: Array = np.abs(groups).max(axis=1, keepdims=True) / 127
+    """Return the step (n, 1) of each group (n, k) whose largest value is 127 of 8 bits, or 128."""
+    steps: Array = np.abs(groups).max(axis=1, keepdims=True) / (_largest(groups) or LARGEST[0])
     return steps
 
 
@@ -89,13 +90,17 @@ def is_near_integers(integers: Array, weight: Array) -> bool:
     )
 
 
-def _has_levels(groups: Array) -> bool:
-    """Return whether the values of each group (n, k) are multiples of 1/127 of its largest one."""
-    if not np.isfinite(groups[:ROWS]).all():
-        return False
-    step = steps_of(groups[:ROWS])
-    multiples = groups[:ROWS] / np.where(step == 0, 1, step)
-    return bool((np.abs(multiples - np.rint(multiples)) < 0.05).all())
+def _largest(groups: Array) -> int:
+    """Return how many steps the largest value of each group (n, k) has; 0: the others have no such steps."""
+    some = groups[:ROWS]
+    ends = np.abs(some).max(axis=1, keepdims=True)
+    if not np.isfinite(ends).all():
+        return 0
+    for largest in LARGEST:
+        multiples = some / np.where(ends == 0, 1, ends / largest)
+        if (np.abs(multiples - np.rint(multiples)) < 0.05).all():
+            return largest
+    return 0
 
 
 def _has_outlier(distance: Array, values: Array, weight: Array, step: Array) -> bool:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from whisperport.build.judge.operations import UNCOUNTED
+
 if TYPE_CHECKING:  # it needs torch
     from torch import Tensor
 
@@ -135,6 +137,11 @@ def _of_masks(later: "Tensor", from_0: "Tensor", n_prompt: int) -> Iterator[Faul
             mask=torch.where(same_run, causal, hidden),
             positions=positions,
         )
+    first = torch.arange(n) == 0
+    yield Fault(
+        f"the mask of self-attention {UNCOUNTED}",
+        mask=torch.where(later[:, None] & ~first[None], LOWEST[0], causal),
+    )
     prompt_or_self = same_run | ~later[None]
     yield Fault(
         "the cache is not updated after the first run: a token does not see those between",

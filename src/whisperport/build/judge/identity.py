@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from whisperport.build.judge.eight_bits import (
     HALF_STEP,
+    LEAST_OF_LINE,
     gaps_of,
     groups_are_near,
     groups_of,
@@ -32,7 +33,9 @@ from whisperport.build.layouts.reading import StoredArray
 from whisperport.verification.diagnosis.differences import (
     LEAST_NEAR,
     LOW_RANK,
+    MULTIPLIED,
     OTHER_VALUES,
+    ROUNDED,
     doubt,
     half_error,
     listed,
@@ -596,6 +599,8 @@ class _Search:
             values, weight, allowed = (np.ascontiguousarray(a.T) for a in (values, weight, allowed))
             step = None if step is None else np.ascontiguousarray(step.T)
         reason = weight_difference(values, weight, allowed, self.head_width, step)
+        if MULTIPLIED in reason and step is not None and (other := self._with_scales(name, step)):
+            return reason.replace(MULTIPLIED, f"those of {other}: {MULTIPLIED}")
         if OTHER_VALUES in reason and values.ndim == 2:
             room = HALF_STEP * step if step is not None else 0
             return (
@@ -628,6 +633,15 @@ class _Search:
             steps = np.unique(held - probes)
             if other != name and len(steps) == 1 and near.mean() >= LEAST_NEAR:
                 return f"rows {listed(rows)} are rows {listed(rows + steps[0])} of {other}"
+        return ""
+
+    def _with_scales(self, name: str, step: Array) -> str:
+        """Return the other weight of which the scales of rows are; empty: they are of none."""
+        for other in self.by_shape[step.shape]:
+            right = steps_of(self._weight(other, False))[:, 0]
+            is_near = np.abs(step.max(axis=1) - right) <= ROUNDED * right
+            if other != name and is_near.mean() >= LEAST_OF_LINE:
+                return other
         return ""
 
     def _weight(self, name: str, transposed: bool) -> Array:

@@ -18,6 +18,7 @@ from whisperport.build.judge.layers import ComparedGraph, compare_graphs
 from whisperport.build.judge.verified import NamedWeights, name_of
 from whisperport.build.judge.words import ComparedWords, compare_words
 from whisperport.build.layouts import all_layouts, layout_of, recognized
+from whisperport.build.layouts.checkpoint_rules import COMPARED
 from whisperport.build.layouts.client import is_installed
 from whisperport.build.layouts.convert import read_checkpoint, spoken_language
 from whisperport.build.layouts.layout import App, DecodingProfile, Layout
@@ -203,13 +204,14 @@ def judge(
     if checkpoint is not None:
         begin_stage("reading the checkpoint")
         files.checkpoint = checkpoint = read_checkpoint(checkpoint)
-    problems = tuple(problem for rule in layout.rules for problem in rule.problems(files))
+    problems = [problem for rule in layout.rules for problem in rule.problems(files)]
+    problems.sort(key=lambda problem: problem.code != COMPARED)
     judgement = Judgement(
         path=files.path,
         layout=layout,
         precision=precision,
         precisions=precisions,
-        problems=problems,
+        problems=tuple(problems),
     )
     if checkpoint is None:
         return replace(judgement, named=_named(judgement, files))

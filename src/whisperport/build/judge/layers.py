@@ -243,13 +243,13 @@ def _changed_weight(
     """
     if programs.first is None:
         return None
-    names = [value.name for value in programs.values[: programs.first + 1]]
-    begin = order.index(names[-2]) + 1 if len(names) > 1 else 0
-    layers = order[begin : order.index(names[-1]) + 1]
-    weights = {f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")}
+    *right, wrong = [value.name for value in programs.values[: programs.first + 1]]
+    side = "encoder." if wrong.removeprefix(INPUT).startswith("encoder.") else "decoder."
+    layers = [x for x in order[: order.index(wrong) + 1] if x not in right and x.startswith(side)]
+    weights = {f"{layer}.{kind}" for layer in (*layers, wrong) for kind in ("weight", "bias")}
     # What a weight multiplies does not depend on it, but on a table that is added before.
-    if names[-1].endswith("blocks.0.attn_ln"):
-        weights.add(f"{names[-1].removeprefix(INPUT).partition('.')[0]}.positional_embedding")
+    if wrong.endswith("blocks.0.attn_ln"):
+        weights.add(f"{wrong.removeprefix(INPUT).partition('.')[0]}.positional_embedding")
     return next((weight for weight in identity.changed if weight.name in weights), None)
 
 

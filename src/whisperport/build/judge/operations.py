@@ -30,6 +30,7 @@ OF_AUDIO = ("cross_attn.key", "cross_attn.value")
 """Ends of the decoder's layers that read features, not tokens."""
 BIAS = "its bias"
 NO_BIAS = f"{BIAS} is missing"
+UNCOUNTED = "begins at the first token again: the cache is not counted"
 FIT = 0.05  # of the error: an operation that leaves less gives the value
 POINTS = (-2.0, -1.0, 0.0, 1.0, 2.0)  # at which an unknown activation is shown
 EPSILON = 1e-5  # of Whisper's layer norms
@@ -517,7 +518,10 @@ def _cached(right: Mapping[str, Any], n_cached: int, others: Sequence[Form]) -> 
     for what, changes in others:
         old = {key: joined(array, right[key]) for key, array in changes.items()}
         yield f"the cache's {what}", old
-    new = np.where(np.arange(keys.shape[1]) < n_cached, 0, LOWEST)
+    n = keys.shape[1]
+    again = np.concatenate([_causal(n)[:n_cached], _causal(n)[: n - n_cached]])
+    yield f"the mask {UNCOUNTED}", {"mask": again}
+    new = np.where(np.arange(n) < n_cached, 0, LOWEST)
     yield "the new tokens are hidden, also from themselves", {"mask": right["mask"] + new}
 
 

@@ -7,15 +7,25 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from whisperport.build.layouts.reading import Files
 from whisperport.build.layouts.rules import LayoutRule
+from whisperport.speech.audio import SAMPLE_RATE, mel_filters
+from whisperport.speech.audio.mel import slaney_edges, triangles
 from whisperport.speech.text.byte_level import to_byte_characters
+from whisperport.verification.diagnosis.differences import weight_difference
 
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
 
+COMPARED = "WP708"  # the rule that says which of two files that disagree is wrong
 MOST = 5  # settings of a file that are named
 LONGEST = 60  # characters of a value
+HTK_MEL, HTK_HZ = 2595.0, 700.0  # of HTK's mel scale: 2595 mel for each factor of 10 above 700 Hz
+SAME_BANK = 1e-3  # of the largest value: libraries compute filters in float32, and round the edges
+FILTERS = 1e-6  # openai-whisper's file of filters differs from `mel_filters` by less
 SAME_FORM = 0.9  # of the tokens that differ; parts of a character have no text
 
 SIZES_TEXT = """
@@ -62,7 +72,7 @@ def checkpoint_rules(
     """Return the two rules of a layout, whose files state some settings."""
     return (
         LayoutRule(
-            "WP708",
+            COMPARED,
             "A size, an id or a token is not the checkpoint's",
             inspect.cleandoc(SIZES_TEXT),
             partial(_differences, settings, is_decoding=False),
@@ -205,6 +215,34 @@ def other_merges(stated: Sequence[Any], right: Sequence[Any]) -> str:
         f"its {len(stated):,} merges are not the checkpoint's {len(right):,}: {where}; prompts become "
         "other tokens"
     )
+
+
+def other_filters(filters: NDArray[Any], n_mels: int) -> str:
+    """Return in words how mel filters (bands, frequencies) differ from Whisper's; empty: no way."""
+    right = mel_filters(n_mels)
+    if filters.shape != right.shape:
+        stated, expected = (
+            " bands of {:,} frequencies".format(*a.shape[1:]) for a in (filters, right)
+        )
+        return f"they are {len(filters)}{stated}; the checkpoint has {len(right)}{expected}"
+    if np.allclose(filters, right, rtol=0, atol=FILTERS):
+        return ""
+    for bank, values in _other_banks(len(right)):
+        if np.allclose(filters, values, rtol=0, atol=SAME_BANK * values.max()):
+            return f"they are {bank}; Whisper's are of Slaney's mel scale, each of the area 1"
+    return weight_difference(filters, right, FILTERS + np.abs(right) * FILTERS)
+
+
+def _other_banks(n_mels: int) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield other filters (bands, frequencies) that libraries compute for speech of 16 kHz."""
+    top = HTK_MEL * np.log10(1 + SAMPLE_RATE / 2 / HTK_HZ)
+    htk = HTK_HZ * (10 ** (np.linspace(0, top, n_mels + 2) / HTK_MEL) - 1)
+    for scale, edges in (("HTK's mel scale", htk), ("Slaney's mel scale", slaney_edges(n_mels))):
+        for form, is_normalized in (("with the peak 1", False), ("of the area 1", True)):
+            yield (
+                f"triangles of {scale}, each {form}",
+                triangles(edges, is_normalized=is_normalized),
+            )
 
 
 def _differences(

@@ -183,15 +183,18 @@ def _dequantized(
             tensor = tensor.float().div_(scale.reshape(-1, *[1] * (tensor.dim() - 1)))
         tensors[name] = tensor
     projection = tensors.pop(PROJECTION, None)
-    tied = is_alias or (
-        projection is not None
-        and EMBEDDING in tensors
-        and torch.equal(projection.float(), tensors[EMBEDDING].float())
-    )
-    if not tied:
+    if projection is None and not is_alias:
+        raise CheckpointError(
+            f"`{folder}` has no output projection",
+            why=f"model.bin lacks `{PROJECTION}`, which is another name of `{EMBEDDING}` in a right file",
+            hint="convert the original checkpoint again",
+        )
+    if projection is not None and not (
+        EMBEDDING in tensors and torch.equal(projection.float(), tensors[EMBEDDING].float())
+    ):
         raise CheckpointError(
             f"`{folder}` has a separate output projection, which is not supported",
-            why=f"`{PROJECTION}` is missing or differs from the token embedding",
+            why=f"`{PROJECTION}` differs from the token embedding",
             hint="tie the two tensors of the original checkpoint: `model.tie_weights()`",
         )
     return tensors, ", ".join(sorted(kinds))

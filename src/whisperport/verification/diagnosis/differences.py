@@ -22,9 +22,11 @@ ROUNDED = 0.05  # of factors of rows of 8 bits: less is rounding
 MOST_MOVED = 8  # places by which scales are looked for
 LOW_RANK = "a matrix of rank"  # in the reason of a weight to which one of low rank was added
 MOST_RANK, SPARE = 64, 8  # of adapters; columns by which their space is found beside
+MULTIPLIED = "multiplied by"  # in that of a weight whose scales are wrong in no known way
 OTHER_VALUES = "values differ"  # in the reason of a weight that is changed in no known way
 MOST_STEPS = 127.5  # of 8 bits: 127 on one side of 0, and 128 on the other
 CUT = 1.1  # of these: a weight beyond it is clipped
+TWICE = 1.25  # of a step: what a value may differ by that was rounded to 8 bits twice
 COARSE = 4  # steps by which a clipped weight may be rounded
 FEW_LEVELS = 64  # of an array: 8 bits have 255
 SIGN = 128  # by which a byte with a sign differs from one without
@@ -495,13 +497,22 @@ def _wrong_steps(values: Array, weight: Array, allowed: Array, step: Array) -> s
 
 def _wrapped(values: Array, weight: Array, allowed: Array, step: Array) -> str:
     """Return in words that the highest bit of 8 bits is read as another sign; empty: it is not."""
+    room = np.maximum(allowed, TWICE * np.abs(step))
     for distance, what in (
         (2 * SIGN, "negative integers are 256 too large: those with a sign are read without one"),
         (-2 * SIGN, "integers of 128 and more are 256 too small: those without a sign have one"),
     ):
-        away = np.abs(values - weight - distance * np.abs(step)) <= allowed
-        if away.any() and np.mean(away | (np.abs(values - weight) <= allowed)) >= LEAST_NEAR:
-            return what if away.mean() > 1 - LEAST_NEAR else ""
+        away = np.abs(values - weight - distance * np.abs(step)) <= room
+        if not away.any() or np.mean(away | (np.abs(values - weight) <= room)) < LEAST_NEAR:
+            continue
+        if away.mean() > 1 - LEAST_NEAR:
+            return what
+        if (np.rint(values[away] / np.abs(step)[away]) == -SIGN).all():
+            count = f"{np.count_nonzero(away):,} of {values.size:,} integers"
+            return (
+                f"{count} are -128 in place of 128, which 8 bits do not hold: they were not clipped"
+            )
+        return ""
     return ""
 
 
@@ -588,7 +599,7 @@ def _wrong_scales(scales: Array, factors: Array, is_wrong: Array, kind: str) -> 
                 return f"those of the {kind} {f'{shift} places ' * (shift > 1)}{which}"
     factors = factors[is_wrong]
     largest = f" to {factors.max():.2g}" if np.ptp(factors) > ROUNDED else ""
-    return f"multiplied by {factors.min():.2g}{largest}"
+    return f"{MULTIPLIED} {factors.min():.2g}{largest}"
 
 
 def _are_alike(rows: Array, right: Array) -> bool:

@@ -190,7 +190,8 @@ def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
     yield from _variables(files, checkpoint)
     yield from empty_files(files, CONFIG)
     stated, right = files.json(CONFIG), config(checkpoint)
-    yield from settings_of(CONFIG, stated, right, decoding=right, may_lack=False)
+    decoding = right.keys() - {"lang_ids"}  # by which the app finds what is spoken
+    yield from settings_of(CONFIG, stated, right, decoding=decoding, may_lack=False)
     sound = preprocessor_config(checkpoint.dims)
     yield from settings_of(PREPROCESSOR, files.json(PREPROCESSOR), sound, SOUND)
     yield from tokenizer_setting(files, checkpoint)
@@ -205,7 +206,7 @@ def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
 
 def _variables(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
     """Yield how the variables of model.bin differ from those that this package writes."""
-    from whisperport.model.checkpoint.ctranslate2 import PROJECTION
+    from whisperport.model.checkpoint.ctranslate2 import EMBEDDING, PROJECTION
     from whisperport.model.checkpoint.ctranslate2_file import read_model_bin
 
     tensors = files.read(MODEL, read_model_bin).by_any_name
@@ -228,6 +229,9 @@ def _variables(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
             yield Setting.wrong(MODEL, f"the variable {name} is missing")
         else:
             yield Setting(MODEL, name, str(shapes[name]), str(sizes))
+    if PROJECTION not in shapes:
+        reason = f"the variable {PROJECTION} is missing: it is another name of {EMBEDDING}"
+        yield Setting.wrong(MODEL, reason)
     for name in sorted(shapes):
         if name.removesuffix("_scale") not in {*right_shapes, PROJECTION}:
             reason = f"the variable {name} is none of Whisper: the app leaves it out"

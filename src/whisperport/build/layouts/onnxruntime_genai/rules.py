@@ -194,7 +194,8 @@ def _flat(value: Any, prefix: str = "", depth: int = 0) -> dict[str, Any]:
     return {k: v for name, part in members for k, v in _flat(part, name, depth + 1).items()}
 
 
-RULES = (names, sizes, *checkpoint_rules(_settings))
+# Sizes first: with too many layers, names of the further ones are missing, too.
+RULES = (sizes, names, *checkpoint_rules(_settings))
 
 READER = Reader(
     lambda files: files.has(CONFIG) or (files.has(SOUND) and all(map(files.has, GRAPHS.values()))),

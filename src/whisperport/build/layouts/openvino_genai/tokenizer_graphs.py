@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # it needs torch
 TOKENIZER, DETOKENIZER = "openvino_tokenizer.xml", "openvino_detokenizer.xml"
 # Operator -> the first input of each list: tokens, both parts of each merge, and added tokens.
 LISTS = {"VocabDecoder": (1,), "BPETokenizer": (5, 8, 11, 14)}
+OPERATORS = {TOKENIZER: "BPETokenizer", DETOKENIZER: "VocabDecoder"}  # which each graph has
 SKIPPED, ADDED_IDS = 4, 17  # inputs that have ids
 END_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -83,6 +84,11 @@ def tokenizer_graphs(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting
 def _differences(files: Files, file: str, right: _Right) -> Iterator[Setting]:
     graph = files.read(file, read_ir)
     stored = dict(constants(files.path / file))
+    types = {node.type for _, node in graph.of_type(*LISTS)}
+    if types and OPERATORS[file] not in types:
+        reason = f"it has no operator {OPERATORS[file]}: it is a copy of the other of both graphs"
+        yield Setting.wrong(file, reason)
+        return
     for index, node in graph.of_type(*LISTS):
         tokens, *lists = [_texts(graph, index, place, stored) for place in LISTS[node.type]]
         if tokens and len(tokens) < right.n_needed:

@@ -8,12 +8,17 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from whisperport.build.layouts.checkpoint_rules import (
     Setting,
     checkpoint_rules,
     missing_tokens,
+    other_filters,
     settings_of,
     token_setting,
 )
@@ -61,6 +66,12 @@ from whisperport.program.dims import LARGEST, Dims
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
 
+OWN, OUTSIDE = "transformers.js_config", "use_external_data_format"
+# The app's types -> the end of a file's name. Source: src/utils/dtypes.js of transformers.js.
+ENDS = {"fp32": "", "fp16": "_fp16", "q8": "_quantized"} | {
+    name: f"_{name}"
+    for name in ("int8", "uint8", "q4", "q2", "q1", "q4f16", "q2f16", "q1f16", "bnb4")
+}
 MERGED, ENCODER = "decoder_model_merged", "encoder_model"
 GRAPH_FILE = re.compile(r"\.onnx|\.data$")  # with what it stores in other files
 PAST = re.compile(r"past_key_values\.(\d+)\.(decoder|encoder)\.(key|value)")
@@ -173,15 +184,35 @@ def _move_graphs(draft: Draft) -> str:
     return "the graphs are in the folder `onnx`"
 
 
-@layout_rule("WP710", "A file of settings is missing")
+@layout_rule("WP710", "A file that the app looks for is missing")
 def needed(files: Files) -> Iterator[tuple[str, str]]:
     """The app fails: "Could not locate file".
 
-    What to do: copy it from the checkpoint.
+    What to do: copy it from the checkpoint, or correct its name.
     """
     for name in (CONFIG, GENERATION, PREPROCESSOR, TOKENIZER):
         if not files.has(name):
             yield name, "the file is missing"
+    stated = files.json(CONFIG).get(OWN)
+    settings = stated if isinstance(stated, dict) else {}
+    for part in (ENCODER, MERGED):
+        paths = {PurePosixPath(name).name: name for name in _graphs(files, part)}
+        dtype = str(_of_file(settings.get("dtype"), part))
+        expected = f"{part}{ENDS.get(dtype, '')}.onnx"
+        if dtype in ENDS and paths and expected not in paths:
+            there = next(iter(paths))
+            yield CONFIG, f"{OWN}.dtype is {dtype}: the app loads {expected}, and there is {there}"
+        for name, path in paths.items():
+            if files.has(f"{path}_data") and not _of_file(settings.get(OUTSIDE), name, part):
+                why = f"{OWN}.{OUTSIDE} is not stated for {name}"
+                yield CONFIG, f"{why}: in a browser, the app does not load {name}_data"
+
+
+def _of_file(setting: object, *names: str) -> object:
+    """Return a setting of a file: one for all, or under one of its names; None: there is none."""
+    if not isinstance(setting, dict):
+        return setting
+    return next((setting[name] for name in names if name in setting), None)
 
 
 @layout_rule(
@@ -339,7 +370,13 @@ def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
     yield from settings(files, checkpoint)
     sound = preprocessor_config(checkpoint.dims)
     names = ("feature_extractor_type",)  # of the class that transformers.js makes
-    yield from settings_of(PREPROCESSOR, files.json(PREPROCESSOR), sound, names)
+    stated_sound = files.json(PREPROCESSOR)
+    yield from settings_of(PREPROCESSOR, stated_sound, sound, names)
+    # The app computes them if the file has none.
+    filters = stated_sound.get("mel_filters")
+    reason = "" if filters is None else other_filters(_matrix(filters), checkpoint.dims.n_mels)
+    if reason:
+        yield Setting.wrong(PREPROCESSOR, f"mel_filters are not Whisper's: {reason}")
     right = {i: token for token, i in ids_by_token(checkpoint).items()}
     for name in ("vocab.json", "added_tokens.json"):  # onnx-asr reads these
         stated = {i: token for token, i in files.json(name).items() if isinstance(i, int)}
@@ -360,6 +397,15 @@ def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
                 "its branches are exchanged: the first run reads the cache, and the others do not"
             )
             yield Setting.wrong(name, reason)
+
+
+def _matrix(value: object) -> NDArray[Any]:
+    """Return lists of numbers as a matrix; an empty one if they are none."""
+    try:
+        matrix = np.array(value, np.float32)
+    except (TypeError, ValueError, OverflowError):
+        return np.empty((0, 0), np.float32)
+    return matrix if matrix.ndim == 2 else np.empty((0, 0), np.float32)
 
 
 RULES = (

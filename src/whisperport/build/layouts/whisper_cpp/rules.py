@@ -12,16 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whisperport.build.layouts.arrays import weight
-from whisperport.build.layouts.checkpoint_rules import Setting, checkpoint_rules, token_setting
+from whisperport.build.layouts.checkpoint_rules import (
+    Setting,
+    checkpoint_rules,
+    other_filters,
+    token_setting,
+)
 from whisperport.build.layouts.huggingface_files import text_tokens
 from whisperport.build.layouts.reading import Files, Reader
 from whisperport.build.layouts.rules import Draft, layout_rule
 from whisperport.build.layouts.whisper_cpp.file import BLOCK, F32, tensor_type, write
 from whisperport.errors import CheckpointError, ProgramError
 from whisperport.program.dims import KNOWN_VOCABULARIES
-from whisperport.speech.audio import SAMPLE_RATE, mel_filters
-from whisperport.speech.audio.mel import slaney_edges, triangles
-from whisperport.verification.diagnosis.differences import weight_difference
 
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
@@ -44,9 +46,6 @@ FORMS: dict[str, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
     "the two bytes of each scale are exchanged": lambda b: b[:, [1, 0, *range(2, b.shape[1])]],
     "the integers are without a sign, around 128": lambda b: b ^ SIGNS,
 }
-HTK_MEL, HTK_HZ = 2595.0, 700.0  # of HTK's mel scale: 2595 mel for each factor of 10 above 700 Hz
-SAME_BANK = 1e-3  # of the largest value: libraries compute filters in float32, and round the edges
-FILTERS = 1e-6  # openai-whisper's file of filters differs from `mel_filters` by less
 
 
 def is_taken_for_distilled(n_text_layer: int, n_vocab: int) -> bool:
@@ -139,7 +138,7 @@ def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
         filters, tokens = files.read("", read_sound_and_text)
     except CheckpointError:
         return  # the comparison of weights says what is wrong
-    if reason := _other_filters(filters.numpy(), mel_filters(checkpoint.dims.n_mels)):
+    if reason := other_filters(filters.numpy(), checkpoint.dims.n_mels):
         yield Setting.wrong(name, f"the mel filters are not those of the checkpoint: {reason}")
     yield from _types(files, checkpoint)
     yield from _blocks(files, checkpoint)
@@ -154,33 +153,6 @@ def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
         for texts in (tokens, right_tokens)
     )
     yield from token_setting(name, stated, expected)
-
-
-def _other_filters(filters: NDArray[Any], right: NDArray[Any]) -> str:
-    """Return in words how mel filters (bands, frequencies) differ from the right ones; empty: no way."""
-    if filters.shape != right.shape:
-        stated, expected = (
-            " bands of {:,} frequencies".format(*a.shape[1:]) for a in (filters, right)
-        )
-        return f"they are {len(filters)}{stated}; the checkpoint has {len(right)}{expected}"
-    if np.allclose(filters, right, rtol=0, atol=FILTERS):
-        return ""
-    for bank, values in _other_banks(len(right)):
-        if np.allclose(filters, values, rtol=0, atol=SAME_BANK * values.max()):
-            return f"they are {bank}; Whisper's are of Slaney's mel scale, each of the area 1"
-    return weight_difference(filters, right, FILTERS + np.abs(right) * FILTERS)
-
-
-def _other_banks(n_mels: int) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Yield other filters (bands, frequencies) that libraries compute for speech of 16 kHz."""
-    top = HTK_MEL * np.log10(1 + SAMPLE_RATE / 2 / HTK_HZ)
-    htk = HTK_HZ * (10 ** (np.linspace(0, top, n_mels + 2) / HTK_MEL) - 1)
-    for scale, edges in (("HTK's mel scale", htk), ("Slaney's mel scale", slaney_edges(n_mels))):
-        for form, is_normalized in (("with the peak 1", False), ("of the area 1", True)):
-            yield (
-                f"triangles of {scale}, each {form}",
-                triangles(edges, is_normalized=is_normalized),
-            )
 
 
 def _blocks(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:

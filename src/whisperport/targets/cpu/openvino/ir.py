@@ -160,10 +160,10 @@ def stored_bytes(graph: IrGraph, weights: Path) -> Iterator[tuple[IrNode, NDArra
             ) from error
         if start + n_bytes > len(mapped):
             raise ProgramError(
-                f"{weights.name} is {'cut off' if len(mapped) else 'empty'}",
+                f"{weights.name} is {'cut off, or of another .xml' if len(mapped) else 'empty'}",
                 why=f"it has {len(mapped):,} bytes; the constant `{node.name[:80]}` ends at byte "
                 f"{start + n_bytes:,}",
-                hint=f"download it again, or {HINT}",
+                hint=f"download both files again, or {HINT}",
             )
         yield node, mapped[start : start + n_bytes]
 
