@@ -18,7 +18,7 @@ import pytest
 from whisperport.build.compile.compile import CompileOptions, compile
 from whisperport.build.compile.compile_bundle import _output_checks, tokens_of
 from whisperport.build.compile.emulating import Emulation, Examples
-from whisperport.build.compile.work_folder import MARK
+from whisperport.build.compile.work_folder import MARK, work_folder
 from whisperport.errors import (
     AudioError,
     BundleError,
@@ -495,6 +495,15 @@ def test_a_folder_with_files_of_the_user_is_no_work_folder(bundle, recordings, s
     assert "it contains `hailo8l`" in error.value.why
     assert [path for path in (tmp_path / "mine").rglob("*") if path.is_file()] == [mine]
     assert mine.read_text() == "mine"
+
+
+def test_a_mark_that_a_killed_process_did_not_rename_claims_no_work_folder(tmp_path):
+    # given the only file of a process that was killed right before it renamed the mark
+    left = tmp_path / f".{MARK}.0123456789ab.tmp"
+    left.touch()
+    # when the next one begins, then the folder is its own, and that file is deleted
+    with work_folder(tmp_path):
+        assert [path.name for path in tmp_path.iterdir()] == [MARK]
 
 
 def test_two_compilations_do_not_share_a_work_folder(bundle, recordings, sdk):

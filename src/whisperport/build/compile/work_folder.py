@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from whisperport.errors import BundleError, UsageError, WhisperportError
-from whisperport.system.atomic import clear_temporaries, write_atomic
+from whisperport.system.atomic import TEMPORARY, clear_temporaries, write_atomic
 from whisperport.system.locking import lock_path, locked
 from whisperport.system.outputs import is_inside, is_same
 
@@ -71,7 +71,10 @@ def _claim(work: Path) -> None:
     """Mark an empty folder as a work folder; leave a folder with files of somebody else as it is."""
     if (work / MARK).is_file():
         return
-    if first := next(iter(sorted(os.listdir(work))), ""):
+    # A process that was killed before the rename leaves the mark under another name.
+    names = os.listdir(work)
+    left = {name for name in filter(TEMPORARY.fullmatch, names) if name.startswith(f".{MARK}.")}
+    if first := min({*names} - left, default=""):
         raise BundleError(
             f"{work} is not a work folder of whisperport",
             why=f"it is not empty: it contains `{first}`, and a stage could replace a file in it",

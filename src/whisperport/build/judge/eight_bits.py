@@ -91,7 +91,7 @@ def is_near_integers(integers: Array, weight: Array) -> bool:
 
 
 def _largest(groups: Array) -> int:
-    """Return how many steps the largest value of each group (n, k) has; 0: the others have no such steps."""
+    """Return how many steps the largest value of each group (n, k) has; 0: it has no steps."""
     some = groups[:ROWS]
     ends = np.abs(some).max(axis=1, keepdims=True)
     if not np.isfinite(ends).all():
