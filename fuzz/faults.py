@@ -7,8 +7,9 @@ renaming, linking, deleting, flushing and so on, of all its threads and processe
 each call, with this call failing (a full disk, a broken one, missing permission, too many open files), and
 again with SIGKILL right before it, of all processes or only of the one that calls, and with Ctrl-C. With
 `--second`, instead, the same command runs a second time while the first one waits right before the call.
-With `--together`, three of it run so many times, and their calls happen in a random order. Of consecutive
-writes to one file, the first, the second and the last are disturbed.
+With `--together`, three of it run so many times, as on one machine or, of root, on three with the same
+files, and their calls happen in a random order. Of consecutive writes to one file, the first, the second
+and the last are disturbed.
 
 A finding is: an output that is neither the old one nor the new one, complete; status 0 without the new
 output; an error without a reason or a hint, a traceback, or an "unexpected error"; a file of the user that

@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -37,6 +38,7 @@ from fuzz.system_calls import (
     KILL,
     KILL_CALLER,
     SECOND,
+    Call,
     Fault,
     Second,
     Watched,
@@ -526,8 +528,9 @@ def test_the_calls_of_several_commands_happen_in_random_orders(tmp_path: Path) -
 
     def write() -> None:
         text = path.read_text() if path.exists() else ""
-        (tmp_path / str(os.getpid())).write_text(f"{text}x")
-        (tmp_path / str(os.getpid())).replace(path)
+        mine = tmp_path / f"{socket.gethostname()}-{os.getpid()}"
+        mine.write_text(f"{text}x")
+        mine.replace(path)
 
     def lock() -> None:
         with (tmp_path / "notes.lock").open("w") as file:
@@ -548,6 +551,54 @@ def test_the_calls_of_several_commands_happen_in_random_orders(tmp_path: Path) -
 
     assert len(texts(write, core_or_all(12, 100))) > 1  # some orders lose what others wrote
     assert texts(lock, 4) == {"xxx"}
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can do that")
+def test_commands_run_as_on_several_machines(tmp_path: Path) -> None:
+    class First(Random):
+        """Of the order, the first number says that the commands run apart."""
+
+        def random(self) -> float:
+            return 0.0
+
+    def note(number: int) -> None:
+        (tmp_path / str(number)).write_text(f"{socket.gethostname()} {os.getpid()}")
+        sys.exit(number)
+
+    commands = [partial(note, number) for number in range(3)]
+    run = watched(partial(run_together, commands, First(0), tmp_path / "statuses", 0.0), tmp_path)
+
+    assert not run.hung
+    assert (tmp_path / "statuses").read_text() == "[0, 1, 2]"
+    assert [(tmp_path / str(n)).read_text() for n in range(3)] == [
+        f"machine-{n} 1" for n in range(3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("printed", "is_wrong"),
+    [
+        ("error: cannot write `out/page.html`", False),
+        ("error: cannot write `out/a`", True),
+        ("error: x; nothing was changed", True),
+        ("error: x", False),
+    ],
+)
+def test_a_message_must_not_deny_what_was_written(
+    printed: str, is_wrong: bool, tmp_path: Path
+) -> None:
+    # given a command with two outputs, of which it wrote the first
+    place = object.__new__(faults.Place)
+    place.writer = replace(all_writers(tmp_path)[0], outputs=("out/a", "out/page.html"))
+    place.work, place.status, place.followed = tmp_path, 0, {}
+    place.old = {"out": "", "out/page.html": "old"}
+    place.new = place.again = {**place.old, "out/a": "new", "out/page.html": "new"}
+    place.followed[frozenset({**place.old, "out/a": "new"}.items())] = []
+    tree = {**place.old, "out/a": "new"}
+    # when what it printed is judged, then only a message about the first, or about all, is wrong
+    run = faults.Run(Watched(met=True, status=1), f"{printed}\nwhy: b\nhint: c", tree)
+    found = list(faults.judge(place, Fault(Call("link", "out/b", 0), errno.ENOSPC), run))
+    assert any("the message is wrong" in finding for finding in found) == is_wrong
 
 
 @pytest.mark.usefixtures("watchable")
