@@ -658,6 +658,45 @@ def test_files_with_anything_as_an_id_are_judged(
     assert set(problems) == codes
 
 
+@pytest.mark.parametrize(
+    ("app", "plant", "codes"),
+    [
+        (  # the names of the fourth layer are missing, too
+            "onnxruntime-genai",
+            edit_json(
+                "genai_config.json", lambda c: c["model"]["decoder"].update(num_hidden_layers=4)
+            ),
+            ["WP708", "WP761", "WP762"],
+        ),
+        (  # of two files that disagree, the other is wrong
+            "transformers.js",
+            edit_json(
+                GENERATION,
+                lambda c: c.update(no_timestamps_token_id=c["no_timestamps_token_id"] + 1),
+            ),
+            ["WP708", "WP702"],
+        ),
+        (
+            "transformers.js",
+            lambda folder: (folder / f"{ONNX_DECODER}_data").touch(),
+            ["WP710"],
+        ),
+    ],
+)
+def test_the_first_of_several_problems_is_the_cause(
+    app: str,
+    plant: Callable[[Path], None],
+    codes: list[str],
+    right_files: dict[str, Path],
+    checkpoint: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("whisperport.build.judge.judge._compared", lambda found, *_: found)
+    judged = judge(planted(app, plant, right_files, tmp_path), checkpoint)
+    assert list(dict.fromkeys(problem.code for problem in judged.problems)) == codes
+
+
 def edit_bytes(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
     def edit(path: Path) -> None:
         file = path / name if name else path
