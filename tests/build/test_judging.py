@@ -1639,6 +1639,26 @@ def test_a_wrong_step_of_one_row_is_named(micro_checkpoint: Any) -> None:
     assert "the scales of 1 of 32 rows are wrong: 3; they are multiplied by 3" in str(changed)
 
 
+@pytest.mark.parametrize(
+    ("is_right", "reason"),
+    [(True, "its size is 64 × 32, not 62 × 32: its first 62 rows are right, and it has 2 more"),
+     (False, "its size is 64 × 32, not 62 × 32")],
+)  # fmt: skip
+def test_a_weight_with_more_rows_is_named(
+    is_right: bool, reason: str, micro_checkpoint: Any
+) -> None:
+    # given a table that was extended by two tokens
+    name = "decoder.token_embedding.weight"
+    table = micro_checkpoint.weights[name].numpy()
+    rows = table if is_right else table[::-1]
+    extended = np.concatenate([rows, rows[:2]])
+    reason = reason.replace("64", str(len(extended))).replace("62", str(len(table)))
+    # when weights are looked for, then it is said how many more rows it has
+    found = identify(micro_checkpoint, [StoredArray("a.onnx", name, extended)]).changed
+    (changed,) = (change for change in found if change.name == name)
+    assert changed.reason == reason.replace(" 32", f" {table.shape[1]}")
+
+
 def test_scales_that_are_those_of_another_weight_are_named(micro_checkpoint: Any) -> None:
     # given 8 bits with the scales of another weight of their shape
     name, other = (f"decoder.blocks.0.attn.{part}.weight" for part in ("key", "value"))
@@ -1819,6 +1839,107 @@ def test_a_value_whose_width_is_not_that_of_whole_heads_is_compared_all_the_same
     # then another activation is named, and noise is not
     assert explanation.of(name, [np.maximum(x, 0)]) == "ReLU is computed in place of GELU"
     assert explanation.of(name, [x[..., ::-1].copy()]) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            lambda x, _: x["cross_attn_ln"] + x["mlp.2"],
+            "the residual is the input of decoder.blocks.0.cross_attn_ln, and not of decoder.blocks.0.mlp",
+        ),
+        (
+            lambda x, right: right - x["mlp.2"] + x["attn.out"],
+            "decoder.blocks.0.attn.out is added in place of decoder.blocks.0.mlp.2",
+        ),
+    ],
+)
+def test_another_residual_and_another_branch_are_named(
+    change: Callable[[dict[str, Any], Any], Any], sentence: str
+) -> None:
+    # given what the second block reads: a residual and a branch, one of which is another layer's
+    random = np.random.default_rng(0)
+    norms, outputs = ("attn_ln", "cross_attn_ln", "mlp_ln"), ("attn.out", "mlp.2")
+    x = {n: random.standard_normal((1, 5, 8)).astype(np.float32) for n in (*norms, *outputs)}
+    expected = {f"{operations.INPUT}decoder.blocks.0.{name}": x[name] for name in norms}
+    expected |= {f"decoder.blocks.0.{name}": x[name] for name in outputs}
+    name = f"{operations.INPUT}decoder.blocks.1.attn_ln"
+    expected[name] = x["mlp_ln"] + x["mlp.2"]
+    # then it is said which
+    found = operations.Explanation(expected, 4).of(name, [change(x, expected[name])])
+    assert found.startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "factor", "sentence"),
+    [
+        ((2, 4), 1, "the last token sees tokens 0, 1, 3, 5, and not 0 to 5"),
+        ((), 0.5, "what attention gives all tokens is 0.5, and not 1"),
+        ((), 1, ""),
+    ],
+)
+def test_what_a_token_sees_follows_from_the_result_of_attention(
+    hidden: tuple[int, ...], factor: float, sentence: str
+) -> None:
+    # given attention in which the last token does not see some others, or all of it is scaled
+    random = np.random.default_rng(0)
+    module = "decoder.blocks.0.attn"
+    arrays = [0.3 * random.standard_normal((1, 6, 16)).astype(np.float32) for _ in range(3)]
+    expected = dict(
+        zip([f"{module}.{part}" for part in ("query", "key", "value")], arrays, strict=True)
+    )
+    settings = dict(zip(("queries", "keys", "values"), arrays, strict=True))
+    mask = operations._causal(6)
+    other = mask.copy()
+    other[5, list(hidden)] = operations.LOWEST
+    expected[f"{operations.INPUT}{module}.out"], wrong = (
+        operations._attention(**settings, scale=8**-0.5, mask=m, head_width=8)
+        for m in (mask, other)
+    )
+    # then it is said which, or how much it is
+    assert operations.Explanation(expected, 8)._seen(module, factor * wrong) == sentence
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            lambda own, keys, _: np.concatenate([keys[:, :, :3], own[:, :, 3:]], 2),
+            "it holds the keys in place of what the cache held",
+        ),
+        (
+            lambda own, keys, _: np.concatenate([own[:, :, :3], keys[:, :, 3:]], 2),
+            "it holds the keys in place of the new ones",
+        ),
+        (
+            lambda own, _, is_second: np.where(is_second, own[::-1], own),
+            "in layers 1, it holds the values of decoder layer 0",
+        ),
+        (lambda own, _, is_second: np.where(is_second, own[:, :, ::-1], own), ""),
+    ],
+)
+def test_what_a_cache_of_all_layers_holds_is_named_by_its_rows_and_layers(
+    change: Callable[[Any, Any, Any], Any], sentence: str
+) -> None:
+    # given the cache of two layers, in which three of four tokens were before the last run
+    random = np.random.default_rng(0)
+    expected = {
+        f"decoder.blocks.{layer}.attn.{part}": random.standard_normal((1, 4, 8)).astype(np.float32)
+        for layer in (0, 1)
+        for part in ("key", "value")
+    } | {"tokens": np.zeros((1, 4), np.int64)}
+    keys, values = (
+        np.stack([expected[f"decoder.blocks.{layer}.attn.{part}"] for layer in (0, 1)])
+        for part in ("key", "value")
+    )
+    is_second = np.arange(2).reshape(2, 1, 1, 1) == 1
+    explanation = operations.Explanation(expected, 4, slice(3, None))
+    located = layers._Located(Graph("", "onnx", (), (), ()), {}, {}, explanation, is_exact=True)
+    # when it returns other values, then it is said which
+    wrong = change(values, keys, is_second).astype(np.float32)
+    found = located.wrong_cache({"out_self_v_cache": wrong}, of_audio=False)
+    assert found.startswith(f"out_self_v_cache: {sentence}")
+    assert located.wrong_cache({"out_self_v_cache": values}, of_audio=False) == ""
 
 
 def test_frames_that_cross_attention_does_not_see_are_named() -> None:
@@ -2045,7 +2166,7 @@ def one_byte(integers: Any, step: Any) -> tuple[Any, Any]:
             lambda q, step: (q + 128, step),
             "its zero point is off by 128, as where it is missing",
         ),
-        (lambda q, step: (np.where(q < 0, q + 128, q - 128), step), "without a sign are read as signed"),
+        (lambda q, step: (np.where(q < 0, q + 128, q - 128), step), "the sign of each is read wrongly"),
         (lambda q, step: (np.where(q < 0, q + 256, q), step), "with a sign are read without one"),
         (lambda q, step: (np.roll(q, 1, 0), step), "rows 0 to 15 are in another order, and their"),
         (lambda q, step: (np.concatenate([q[:12], q[:4]]), step), "hold the integers of rows 0, 1, 2, 3"),

@@ -505,6 +505,10 @@ def htk_filters(path: Path, checkpoint: Any) -> None:
     edit_json("preprocessor_config.json", lambda c: c.update(mel_filters=filters))(path)
 
 
+def copy_encoder(path: Path, _: Any) -> None:
+    shutil.copyfile(path / "onnx/encoder_model.onnx", path / "onnx/decoder_model_merged.onnx")
+
+
 def copy_tokenizer(path: Path, _: Any) -> None:
     for end in ("xml", "bin"):
         shutil.copyfile(path / f"openvino_tokenizer.{end}", path / f"openvino_detokenizer.{end}")
@@ -584,6 +588,7 @@ OF_GENAI = {
 OF_APPS: dict[str, dict[str, tuple[str, Plant]]] = {
     "transformers.js": {
         "decoder missing": ("WP711", without("onnx/decoder_model_merged.onnx")),
+        "another decoder": ("WP711.*it is decoder_model, which takes no cache", copy_encoder),
         "tokenizer missing": ("tokenizer.json.*missing", without("tokenizer.json")),
         "filters of another scale": ("WP708.*mel_filters.*HTK", htk_filters),
         "type of other files": (
@@ -596,6 +601,13 @@ OF_APPS: dict[str, dict[str, tuple[str, Plant]]] = {
     },
     "openvino-genai": {
         "detokenizer missing": ("WP737", without("openvino_detokenizer.xml")),
+        "weights of another graph": (
+            "WP708.*openvino_encoder_model.bin.*is of another .xml",
+            lambda path, _: shutil.copyfile(
+                path / "openvino_decoder_model.bin", path / "openvino_encoder_model.bin"
+            )
+            and None,
+        ),
         "detokenizer copied": ("WP708.*has no operator VocabDecoder", copy_tokenizer),
         "weights missing": ("openvino_decoder_model.bin", without("openvino_decoder_model.bin")),
     },
@@ -636,6 +648,10 @@ OF_APPS: dict[str, dict[str, tuple[str, Plant]]] = {
         ),
         "wrong mel bands": ("WP743", set_in("preprocessor_config.json", feature_size=128)),
         "wrong language ids": ("WP708.*lang_ids", set_in("config.json", lang_ids=[1, 2])),
+        "settings of transformers": (
+            "WP708.*config.json.*has no setting of CTranslate2.*it is transformers' own",
+            lambda path, _: (path / "config.json").write_text('{"model_type": "whisper"}') and None,
+        ),
         "projection missing": ("WP708.*variable decoder/projection/weight is missing", without_aliases),
         "suppressed tokens": ("WP709.*suppress_ids", set_in("config.json", suppress_ids=[4])),
         "heads and layers exchanged": ("WP709.*alignment_heads", heads_exchanged("config.json")),

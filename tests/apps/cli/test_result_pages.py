@@ -642,6 +642,13 @@ def test_the_page_begins_with_what_is_wrong_and_what_to_do() -> None:
     assert "): generation_config.json: no heads. Nothing else is wrong: " in lossy
 
 
+def test_the_verdict_says_why_an_app_failed_if_nothing_else_is_wrong() -> None:
+    failed = AppRun(app="openvino-genai", reason="the port is missing", failed=True)
+    right = judgement("turn off")
+    page = judge_page(replace(right, runs=(failed,)))
+    assert "Wrong: openvino-genai failed: the port is missing." in first_of(page)
+
+
 def test_the_verdict_on_many_weights_names_one() -> None:
     changed = [ChangedWeight(f"decoder.{i}", "a.onnx: b", "its scales are 1") for i in range(3)]
     page = judge_page(judgement(identity=Identity(equal=["a"], changed=changed)))

@@ -42,8 +42,11 @@ def verdict_sentence(judgement: Judgement) -> str:
         causes.append(cause)
     if wrong := _wrong_codes(judgement, of_npu=True):
         causes.append(wrong)
-    if failed := [run.name for run in runs if run.failed]:
-        causes.append(f"{_listed(failed)} failed")
+    if failed := [run for run in runs if run.failed]:
+        # Why weights could not be read is an answer of its own.
+        is_told = causes or failed[0].app == WEIGHTS
+        why = "" if is_told else f": {shortened(failed[0].reason, MAX_REASON)}"
+        causes.append(f"{_listed([run.name for run in failed])} failed{why}")
     if lossy := [run.name for run in runs if not run and not run.failed]:
         causes.append(f"{_listed(lossy)} returned something else than the checkpoint emits")
     if not causes and not all(judgement.graphs):

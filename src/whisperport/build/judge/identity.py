@@ -344,6 +344,7 @@ class _Search:
             array = replace(array, step=step)
         if not candidates:
             self._compare_rows(array, values)
+            self._note_size(array, values)
             return
         label = self._label(array)
         self.labels.add(label)
@@ -366,6 +367,19 @@ class _Search:
         elif not names and values.dtype.kind == "f":
             self._note_nearest(array, values.astype(np.float32), label, candidates)
 
+    def _note_size(self, array: StoredArray, values: Array) -> None:
+        """Note that an array of a weight's name has another shape, and whether it only has more rows."""
+        if not (label := self._label(array)) or values.dtype.kind != "f":
+            return
+        right = self._weight(label, False)
+        n, shape = len(right), " × ".join(f"{size:,}" for size in values.shape)
+        reason = f"its size is {shape}, not {' × '.join(f'{size:,}' for size in right.shape)}"
+        if values.shape[1:] == right.shape[1:] and len(values) > n:
+            near = np.abs(values[:n] - right) <= half_error(right)
+            if near.mean() >= LEAST_NEAR:
+                reason += f": its first {n:,} rows are right, and it has {len(values) - n:,} more"
+        self._note(label, array, reason, is_sure=False)
+
     def join_rows(self) -> None:
         """Note the weights whose rows were all found; of positions, some are enough."""
         for name, rows in self.rows.items():
@@ -383,8 +397,13 @@ class _Search:
 
     def unlike(self, name: str) -> ChangedWeight:
         """Return a wrong weight, and in words whether another array is right."""
+        from whisperport.model.checkpoint.names import KEY_BIAS
+
         wrong = self.wrong[name]
         if any(name in right for right in (self.equal, self.half, self.eight_bits)):
+            if at := next((own for _, own in self.places[name] if own.endswith(KEY_BIAS)), ""):
+                reason = f"it is at the place of {at}, which keys do not have: {wrong.reason}"
+                return replace(wrong, reason=reason)
             return replace(wrong, reason=f"of two copies, one is right: {wrong.reason}")
         return wrong
 
@@ -637,11 +656,12 @@ class _Search:
 
     def _with_scales(self, name: str, step: Array) -> str:
         """Return the other weight of which the scales of rows are; empty: they are of none."""
-        for other in self.by_shape[step.shape]:
-            right = steps_of(self._weight(other, False))[:, 0]
-            is_near = np.abs(step.max(axis=1) - right) <= ROUNDED * right
-            if other != name and is_near.mean() >= LEAST_OF_LINE:
-                return other
+        for shape, names in self.by_shape.items():
+            for other in names if len(shape) == 2 and shape[0] == len(step) else ():
+                right = steps_of(self._weight(other, False))[:, 0]
+                is_near = np.abs(step.max(axis=1) - right) <= ROUNDED * right
+                if other != name and is_near.mean() >= LEAST_OF_LINE:
+                    return other
         return ""
 
     def _weight(self, name: str, transposed: bool) -> Array:

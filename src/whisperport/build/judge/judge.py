@@ -325,11 +325,10 @@ def stored_arrays(layout: Layout, files: Files, precision: str) -> Iterator[Stor
     if layout.reader.arrays is not None:
         yield from layout.reader.arrays(files, precision)
     elif layout.weights is not None:
+        file = files.largest()
         for name, weight in files.read_now("", layout.weights).items():
             is_float16 = str(weight.dtype) == "torch.float16"
-            yield StoredArray(
-                files.path.name, name, (weight if is_float16 else weight.float()).numpy()
-            )
+            yield StoredArray(file, name, (weight if is_float16 else weight.float()).numpy())
 
 
 def layout_of_files(files: Files, app: str | None) -> Layout:

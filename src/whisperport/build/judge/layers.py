@@ -40,7 +40,7 @@ from whisperport.system.locking import temporary_folder
 from whisperport.system.progress import begin_stage
 from whisperport.verification.array_comparison import Comparison, compare_output
 from whisperport.verification.clips import Clip
-from whisperport.verification.diagnosis.differences import value_difference
+from whisperport.verification.diagnosis.differences import listed, value_difference
 from whisperport.verification.diagnosis.divergence import (
     ComparedPrograms,
     ComparedValue,
@@ -572,23 +572,52 @@ class _Located:
             if right.shape != array.shape:
                 return f"{name} has the shape {array.shape}, and not {right.shape}"
             if _error(right, array, [1.0]) > RIGHT:
-                reason = combined({"it": right}, array, RIGHT) or self._held(cached[0], array)
+                reason = combined({"it": right}, array, RIGHT) or self._held(cached, right, array)
                 reason = reason or value_difference(right, array, width)
                 return f"{name}: {reason or 'its values are others'}"
         return ""
 
-    def _held(self, cached: str, array: Array) -> str:
-        """Return in words which other keys or values a cache holds; empty: none."""
+    def _held(self, cached: tuple[str, int | None], right: Array, array: Array) -> str:
+        """Return in words which other keys or values a cache holds; empty: none, or different ones.
+
+        Args:
+            cached: what `cached_layer` returns.
+            right: what it must hold, (L, …) of one layer, or of all.
+            array: what it holds.
+        """
+        layers = range(len(array)) if cached[1] is None else [cached[1]]
+        pairs = ((right[i : i + 1], array[i : i + 1]) for i in range(len(array)))
+        wrong = {
+            layer: self._held_by_layer(cached[0], layer, *pair)
+            for layer, pair in zip(layers, pairs, strict=True)
+            if _error(*pair, [1.0]) > RIGHT
+        }
+        reasons = {*wrong.values()}
+        if len(reasons) != 1:
+            return ""
+        where = f"in layers {listed([*wrong])}, " if len(wrong) < len(array) else ""
+        return where + reasons.pop() if "" not in reasons else ""
+
+    def _held_by_layer(self, cached: str, layer: int, right: Array, array: Array) -> str:
+        """Return in words which keys or values the cache (1, …) of a layer holds; empty: unknown."""
         expected, width = self.explanation.expected, self.explanation.head_width
+        n_tokens, n_cached = expected["tokens"].shape[1], self.explanation.rows.start or 0
+        old, new = slice(n_cached), slice(n_cached, n_tokens)
         kind = cached.partition(".")[0]
+        parts = {"": slice(None)}
+        if n_cached and kind == "attn":
+            parts |= {" in place of what the cache held": old, " in place of the new ones": new}
         for end in expected:
             match = re.fullmatch(rf"decoder\.blocks\.(\d+)\.{kind}\.(key|value)", end)
             if match is None:
                 continue
             of_other = f"{kind}.{match[2]}", int(match[1])
-            other = cache_of(of_other, array.shape, expected, expected["tokens"].shape[1], width)
-            if other.shape == array.shape and _error(other, array, [1.0]) < RIGHT:
-                return f"it holds the {match[2]}s of decoder layer {match[1]}"
+            other = cache_of(of_other, array.shape, expected, n_tokens, width)
+            for where, rows in parts.items():
+                mine, held, own = (a[..., rows, :] for a in (array, other, right))
+                if _error(own, mine, [1.0]) > RIGHT > _error(held, mine, [1.0]):
+                    of_layer = f" of decoder layer {match[1]}" if int(match[1]) != layer else ""
+                    return f"it holds the {match[2]}s{of_layer}{where}"
         return ""
 
     @cached_property

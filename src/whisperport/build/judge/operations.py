@@ -26,6 +26,8 @@ INPUT = "the input of "
 """Before the name of a layer: what its weight multiplies. Alone, the name is that of its output."""
 LOWEST = np.finfo(np.float32).min  # what a mask adds
 LOWEST_HALF = np.float32(np.finfo(np.float16).min)  # or this
+BRANCHES = ("attn.out", "mlp.2")
+"""Ends of the layers whose outputs are added to the residual."""
 OF_AUDIO = ("cross_attn.key", "cross_attn.value")
 """Ends of the decoder's layers that read features, not tokens."""
 BIAS = "its bias"
@@ -36,6 +38,7 @@ POINTS = (-2.0, -1.0, 0.0, 1.0, 2.0)  # at which an unknown activation is shown
 EPSILON = 1e-5  # of Whisper's layer norms
 FRAMES = 25  # of 20 ms: masks of frames end at a multiple of it
 WIDEST = 64  # tokens that a mask hides, or shows
+SEEN = 1e-2  # of what attention gives all tokens
 STEEPEST, LEAST_SMOOTH = 3.0, 0.99  # of an activation: its slope, in this part of its places
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "ReLU": lambda x: np.maximum(x, 0),
@@ -221,6 +224,17 @@ class Explanation:
                 f"the residual is the output of {norm}, not its input",
                 self.expected[norm] + branch,
             )
+        right = self.expected[INPUT + layer]
+        side, _, number, *_ = source.split(".")
+        near = tuple(f"{side}.blocks.{int(number) + step}." for step in (-1, 0, 1))
+        for name, value in self.expected.items():
+            other = name.removeprefix(INPUT)
+            if not other.startswith(near) or value.shape != right.shape:
+                continue
+            if name != other and is_norm(other) and other not in (norm, layer):
+                yield f"the residual is {name}, and not of {norm}", value + branch
+            elif other.endswith(BRANCHES) and other != source:
+                yield f"{other} is added in place of {source}", right - branch + value
 
     def _solved(self, name: str, array: Array, limit: float) -> str:
         """Return in words what follows from a value itself: positions, an epsilon, or a function."""
@@ -235,6 +249,8 @@ class Explanation:
             return sentence
         if name == layer and is_norm(layer):
             return self._epsilon(layer, array, limit)
+        if name != layer and layer.endswith(".attn.out") and layer.startswith("decoder."):
+            return self._seen(layer.removesuffix(".out"), array)
         if name != layer and layer.endswith(("mlp.2", "conv2")):
             source = f"{layer[:-1]}0" if layer.endswith("mlp.2") else "encoder.conv1"
             return _function(self.cut(name, self.expected[source]), array)
@@ -281,6 +297,34 @@ class Explanation:
         if len(steps) == 1 and abs(steps[0]) == 1:
             return f"the positions are one too {'late' if steps[0] > 0 else 'early'}"
         return f"the positions are {listed(places)}, in place of {listed(expected)}"
+
+    def _seen(self, module: str, array: Array) -> str:
+        """Return in words which tokens a token sees, or how much of all; empty: as many as it must.
+
+        What attention gives each key follows from its result if a head has fewer tokens than channels.
+        """
+        queries, keys, values = (
+            heads_of(self.expected[f"{module}.{part}"], self.head_width)
+            for part in ("query", "key", "value")
+        )
+        joined = heads_of(array, self.head_width)
+        n = values.shape[1]
+        if n > self.head_width or len(joined) != len(values):
+            return ""
+        given = joined @ np.linalg.pinv(values.astype(np.float64))  # (H, rows, n)
+        if error_of(joined, given @ values) > EXPLAINED:
+            return ""
+        scores = queries @ keys.transpose(0, 2, 1) * self.head_width**-0.5 + _causal(n)
+        powers = np.exp(scores - scores.max(2, keepdims=True))
+        right = (powers / powers.sum(2, keepdims=True))[:, self.rows]
+        last = given.shape[1] - 1
+        seen, expected = (np.abs(part[:, last]).max(axis=0) > SEEN for part in (given, right))
+        if (seen != expected).any():
+            shown, must = (listed(np.flatnonzero(part)) for part in (seen, expected))
+            return f"the last token sees tokens {shown}, and not {must}"
+        if np.abs((sums := given.sum(axis=2)) - 1).max() > SEEN:
+            return f"what attention gives all tokens is {sums[0, last]:.3g}, and not 1"
+        return ""
 
     def _attentions(self, module: str) -> Iterator[tuple[str, Array]]:
         """Yield other forms of attention, and the joined heads (1, n, d) that they give."""
@@ -515,6 +559,11 @@ def _cached(right: Mapping[str, Any], n_cached: int, others: Sequence[Form]) -> 
     )
     for key, array in (("keys", keys), ("values", values)):
         yield f"the {key} of the cache are 0", {key: joined(array * 0, array)}
+        for step, word in ((-1, "early"), (1, "late")):
+            moved = np.roll(array[:, :n_cached], step, 1)
+            moved[:, -1 if step < 0 else 0] = 0
+            sentence = f"the {key} of the cache are one place too {word}"
+            yield sentence, {key: joined(moved, array)}
     for what, changes in others:
         old = {key: joined(array, right[key]) for key, array in changes.items()}
         yield f"the cache's {what}", old

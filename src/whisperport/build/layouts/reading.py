@@ -91,6 +91,11 @@ class Files:
                     hint="give the folder that the app loads",
                 )
 
+    def largest(self) -> str:
+        """Return the name of the largest file, which has the weights; of the only file, its own."""
+        paths = [self.path] if self.path.is_file() else filter(Path.is_file, self.path.iterdir())
+        return max(paths, key=lambda path: path.stat().st_size).name
+
     def json(self, name: str) -> dict[str, Any]:
         """Return the members of a JSON file; none if it is missing.
 

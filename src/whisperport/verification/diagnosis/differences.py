@@ -459,7 +459,7 @@ def _wrong_steps(values: Array, weight: Array, allowed: Array, step: Array) -> s
         missing = ", as where it is missing" if abs(zero) == SIGN else ""
         return f"its zero point is off by {zero:.0f}{missing}"
     if np.mean(np.abs(np.abs(values - weight) - SIGN * step) <= allowed) >= LEAST_NEAR:
-        return f"its integers are off by {SIGN} up or down: those without a sign are read as signed"
+        return f"its integers are off by {SIGN} up or down: the sign of each is read wrongly"
     if reason := _wrapped(values, weight, allowed, step):
         return reason
     if reason := _clipped(values, weight, allowed, step) or _coarse(values, weight, step):

@@ -191,7 +191,12 @@ def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
     yield from empty_files(files, CONFIG)
     stated, right = files.json(CONFIG), config(checkpoint)
     decoding = right.keys() - {"lang_ids"}  # by which the app finds what is spoken
-    yield from settings_of(CONFIG, stated, right, decoding=decoding, may_lack=False)
+    if stated and not right.keys() & stated.keys():
+        whose = "; it is transformers' own" if "model_type" in stated else ""
+        reason = f"it has no setting of CTranslate2, such as {', '.join(right)}{whose}"
+        yield Setting.wrong(CONFIG, reason)
+    else:
+        yield from settings_of(CONFIG, stated, right, decoding=decoding, may_lack=False)
     sound = preprocessor_config(checkpoint.dims)
     yield from settings_of(PREPROCESSOR, files.json(PREPROCESSOR), sound, SOUND)
     yield from tokenizer_setting(files, checkpoint)

@@ -311,11 +311,27 @@ def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
             yield Setting.wrong(file, reason)
         yield from _attributes(file, graph)
         yield from _types(file, graph)
+        yield from _unread(files, file, graph)
     yield from _beams(files.read(DECODER, read_ir))
     yield from _assigned(files.read(DECODER, read_ir))
     for _, node in files.read(ENCODER, read_ir).of_type("Parameter"):
         if "input_features" in node.names and len(node.sizes[0]) == 3 and node.sizes[0][2] > 0:
             yield Setting(ENCODER, "frames of input_features", node.sizes[0][2], dims.n_frames)
+
+
+def _unread(files: Files, file: str, graph: IrGraph) -> Iterator[Setting]:
+    """Yield the weights behind the last constant of a graph: exporters write none."""
+    name = file.replace(".xml", ".bin")
+    ends = [0]
+    for _, node in graph.of_type("Const"):
+        places = [node.attributes.get(key, "") for key in ("offset", "size")]
+        if not all(map(str.isdecimal, places)):
+            return  # it is damaged, as the comparison of weights says
+        ends.append(sum(map(int, places)))
+    end = max(ends)
+    if files.has(name) and (size := (files.path / name).stat().st_size) > end:
+        reason = f"it has {size:,} bytes, of which {file} reads {end:,}: it is of another .xml"
+        yield Setting.wrong(name, reason)
 
 
 def _beams(graph: IrGraph) -> Iterator[Setting]:

@@ -73,6 +73,7 @@ ENDS = {"fp32": "", "fp16": "_fp16", "q8": "_quantized"} | {
     for name in ("int8", "uint8", "q4", "q2", "q1", "q4f16", "q2f16", "q1f16", "bnb4")
 }
 MERGED, ENCODER = "decoder_model_merged", "encoder_model"
+DECODER, WITH_PAST = "decoder_model", "decoder_with_past_model"  # of which it is made
 GRAPH_FILE = re.compile(r"\.onnx|\.data$")  # with what it stores in other files
 PAST = re.compile(r"past_key_values\.(\d+)\.(decoder|encoder)\.(key|value)")
 
@@ -112,7 +113,7 @@ def _write_decoder(draft: Draft) -> str:
     """Write the merged decoder of the checkpoint."""
     if draft.checkpoint is None:
         return ""
-    encoder = next(_graphs(draft.files, ENCODER))
+    encoder = next(_graphs(draft.files, ENCODER), "")
     name = encoder.replace(ENCODER, MERGED)
     ends = {f"{ENCODER}{end}.onnx": precision for precision, end in SUFFIXES.items()}
     precision = ends.get(encoder.rpartition("/")[2])
@@ -231,6 +232,12 @@ def merged(files: Files) -> Iterator[tuple[str, str]]:
         encoder = next(_graphs(files, ENCODER))
         missing = encoder.replace(ENCODER, MERGED)
         yield missing, f"the file is missing; {encoder} is of another precision than the decoder"
+    for name, header in _merged(files):
+        has_cache = any(map(PAST.fullmatch, header.inputs))
+        if not has_cache and "use_cache_branch" not in header.inputs:
+            yield name, f"it is {DECODER}, which takes no cache"
+        elif "encoder_hidden_states" not in header.inputs:
+            yield name, f"it is {WITH_PAST}, which takes the caches of a first run"
 
 
 @layout_rule(
