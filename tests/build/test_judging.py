@@ -176,6 +176,10 @@ def edit_json(name: str, change: Callable[[Any], object]) -> Callable[[Path], No
     return edit
 
 
+def copied(source: str, target: str) -> Callable[[Path], None]:
+    return lambda folder: Path(shutil.copyfile(folder / source, folder / target)) and None
+
+
 def edit_text(name: str, pattern: str, text: str) -> Callable[[Path], None]:
     def edit(folder: Path) -> None:
         old = (folder / name).read_text(encoding="utf-8")
@@ -325,7 +329,13 @@ FAULTS: list[tuple[str, str, Callable[[Path], None]]] = [
     ),
     ("openvino-genai", "WP707", edit_json("config.json", lambda c: c.update(vocab_size=51864))),
     ("transformers.js", "WP710", remove("preprocessor_config.json")),
+    (
+        "transformers.js",
+        "WP710",
+        edit_json("config.json", lambda c: c["transformers.js_config"].update(dtype="q8")),
+    ),
     ("transformers.js", "WP711", remove(ONNX_DECODER)),
+    ("transformers.js", "WP711", copied("onnx/encoder_model.onnx", ONNX_DECODER)),
     ("transformers.js", "WP712", edit_json("config.json", lambda c: c.update(decoder_layers=4))),
     ("optimum", "WP713", edit_onnx(ONNX_DECODER, swap_inputs)),
     ("transformers.js", "WP714", edit_onnx(ONNX_DECODER, numbered_past)),
@@ -736,6 +746,11 @@ def filters_reversed(raw: bytes) -> bytes:
     return raw[:begin] + filters[::-1].tobytes() + raw[end:]
 
 
+def without_aliases(raw: bytes) -> bytes:
+    """Drop the names that model.bin of CTranslate2 ends with: their number, and each with its length."""
+    return raw[: raw.rindex(b"decoder/projection/weight") - 2 - 4] + bytes(4)
+
+
 def without_last(tokens: list[str]) -> None:
     del tokens[-1]
 
@@ -857,6 +872,40 @@ def without_previous(tokenizer: Any) -> None:
                 "the variable decoder/layer_1/ffn/linear_0/bias is missing",
                 "the variable decoder/layer_1/ffn/linear_9/bias is none of Whisper",
             ],
+        ),
+        (
+            "faster-whisper",
+            [
+                edit_bytes("model.bin", without_aliases),
+                edit_json("config.json", lambda c: [c.clear(), c.update(model_type="whisper")]),
+            ],
+            [
+                "WP708: the variable decoder/projection/weight is missing: it is another name of",
+                "WP708: it has no setting of CTranslate2, such as alignment_heads, lang_ids,",
+                "; it is transformers' own",
+            ],
+        ),
+        (
+            "openvino-genai",
+            [
+                copied("openvino_tokenizer.xml", "openvino_detokenizer.xml"),
+                copied("openvino_tokenizer.bin", "openvino_detokenizer.bin"),
+                edit_bytes("openvino_encoder_model.bin", lambda raw: raw + bytes(8)),
+            ],
+            [
+                "WP708: it has no operator VocabDecoder",
+                "bytes, of which openvino_encoder_model.xml reads",
+            ],
+        ),
+        (
+            "transformers.js",
+            [edit_json("preprocessor_config.json", lambda c: c.update(mel_filters=[[0.5]]))],
+            ["WP708: mel_filters are not Whisper's: they are 1 bands of 1 frequencies; the"],
+        ),
+        (
+            "transformers.js",
+            [edit_json("preprocessor_config.json", lambda c: c.update(mel_filters=[[0.5], ["a"]]))],
+            ["WP708: mel_filters are not Whisper's: they are 0 bands of 0 frequencies; the"],
         ),
         (
             "onnxruntime-genai",
