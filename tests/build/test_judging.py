@@ -899,8 +899,19 @@ def without_previous(tokenizer: Any) -> None:
         ),
         (
             "transformers.js",
-            [edit_json("preprocessor_config.json", lambda c: c.update(mel_filters=[[0.5]]))],
-            ["WP708: mel_filters are not Whisper's: they are 1 bands of 1 frequencies; the"],
+            [
+                edit_json("preprocessor_config.json", lambda c: c.update(mel_filters=[[0.5]])),
+                edit_json("tokenizer.json", lambda c: c["added_tokens"][0].update(special=False)),
+            ],
+            [
+                "WP708: mel_filters are not Whisper's: they are 1 bands of 1 frequencies; the",
+                "WP708: `special` of 1 added tokens, such as <|endoftext|>, is not the checkpoint's",
+            ],
+        ),
+        (
+            "faster-whisper",
+            [edit_json("tokenizer.json", lambda c: c["added_tokens"][0].update(special=False))],
+            ["WP709: `special` of 1 added tokens, such as <|endoftext|>, is not the checkpoint's"],
         ),
         (
             "transformers.js",
@@ -1463,6 +1474,21 @@ def test_a_bias_that_another_weights_matmul_gets_names_the_exchange() -> None:
     (compared,) = located.compared("logits")
     cause = located.computed([compared], compared)
     assert "its bias is added to the matmul with attn.key.weight: the two are exchanged" in cause
+
+
+def test_a_weight_that_is_used_in_place_of_another_one_is_named() -> None:
+    # given two blocks whose matmuls read the weight of the first
+    nodes = tuple(
+        Node(name, "matmul", "matmul", (Value("x"), Value("w.0")), (Value(name),)) for name in "ab"
+    )
+    graph = Graph("", "onnx", nodes, (Value("x"),), (Value("a"), Value("b")))
+    arrays = {f"decoder.blocks.{n}.attn.out.weight": [f"w.{n}"] for n in (0, 1)}
+    located = layers._Located(graph, {}, arrays, operations.Explanation({}, 1), is_exact=False)
+    # when it is asked which is used in place of the other, then it is said
+    assert located._another_weight() == (
+        "decoder.blocks.0.attn.out.weight is used in place of decoder.blocks.1.attn.out.weight, which no "
+        "node reads"
+    )
 
 
 @pytest.mark.parametrize(

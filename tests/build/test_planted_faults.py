@@ -722,7 +722,8 @@ CORE = {
     "sherpa-onnx mask inverted", "transformers.js positions one late", "openvino-genai stale cache",
     "transformers.js keys are values", "onnxruntime-genai vocabulary rows exchanged",
     "sherpa-onnx mask not counted", "transformers.js scale off", "openvino-genai scale off",
-    "sherpa-onnx another tokenizer", "sherpa-onnx languages exchanged", "faster-whisper heads and layers exchanged",
+    "sherpa-onnx another tokenizer", "sherpa-onnx languages exchanged",
+    "faster-whisper heads and layers exchanged",
 }  # fmt: skip
 
 

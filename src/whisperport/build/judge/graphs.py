@@ -45,6 +45,7 @@ MEMORY = 2 << 30  # bytes, beside four times those of the files
 HALF_SAME = 0.5  # of the positions: quantized graphs that are right have that many best tokens
 SAME_CACHE = 1e-2  # of the largest key or value: what rounded weights may change
 OTHER_CACHE = 0.5  # relative error of keys or values that rounding does not explain
+LATER = "after the first run, "
 NEARER = 0.6  # of the mean error: a fault that leaves less is named as the nearest
 NOTICED = LIMIT / 10  # of the largest logit: below it, rounding alone differs (5e-6 seen)
 LONGER = 5  # times the longest text of the checkpoint: a loop is known by then
@@ -337,29 +338,29 @@ class _Comparison:
         }
 
     def wrong_attention(self, caches: Mapping[str, Floats]) -> str:
-        """Return in words which cross-attention of the first run is another layer's; empty: none is.
+        """Return in words which cross-attention is another layer's; empty: none is.
 
         Apps compute word timestamps of what the decoder returns.
         """
         returned = {int(key.split(".")[0]): caches[key] for key in caches if ATTENTION in key}
         if not returned:
             return ""
-        dims = self.checkpoint.dims
+        dims, n_prompt = self.checkpoint.dims, self.known.n_prompt
         heads = [(layer, h) for layer in range(dims.n_text_layer) for h in range(dims.n_text_head)]
-        tokens = self.tokens[: self.known.n_prompt]
-        scores = self.model.cross_scores(tokens, self.model.cross_kv(self.features), heads)
-        sizes = dims.n_text_layer, dims.n_text_head, len(tokens), -1
+        scores = self.model.cross_scores(self.tokens, self.model.cross_kv(self.features), heads)
+        sizes = dims.n_text_layer, dims.n_text_head, len(self.tokens), -1
         right = scores.softmax(-1).numpy().reshape(sizes)
         for layer, array in returned.items():
             if array.shape != right[0].shape:
                 return f"the cross-attention of decoder layer {layer} has the sizes {array.shape}"
-            errors = np.abs(right - array).reshape(len(right), -1).mean(axis=1)
-            nearest = int(errors.argmin())
-            if layer < len(right) and errors[nearest] < NEARER * errors[layer]:
-                return (
-                    f"the cross-attention that is returned for decoder layer {layer} is that of layer "
-                    f"{nearest}: word timestamps are wrong"
-                )
+            for rows, when in ((slice(n_prompt), ""), (slice(n_prompt, None), LATER)):
+                errors = np.abs(right - array)[:, :, rows].reshape(len(right), -1).mean(axis=1)
+                nearest = int(errors.argmin())
+                if layer < len(right) and errors[nearest] < NEARER * errors[layer]:
+                    return (
+                        f"{when}the cross-attention that is returned for decoder layer {layer} is that of "
+                        f"layer {nearest}: word timestamps are wrong"
+                    )
         return ""
 
     def error(self, expected: Floats | None = None, rows: slice | None = None) -> float:

@@ -442,7 +442,7 @@ class _Located:
     def computed(self, compared: Sequence[ComparedValue], value: ComparedValue) -> str:
         """Return in words what is computed in place of a value, and in which nodes; empty: unknown."""
         if not value.other:
-            return "no node reads its weight: the layer is missing"
+            return self._another_weight() or "no node reads its weight: the layer is missing"
         right = {entry.other: entry.name for entry in compared if entry.error < RIGHT}
         expected = self.explanation.expected
         size = self.explanation.cut(value.name, expected[value.name]).size
@@ -470,9 +470,24 @@ class _Located:
             if misread := next(filter(None, map(self._misread, wrong)), ""):
                 return misread
             sentence = self.explanation.difference(value.name, [last, *new])
+        sentence = sentence or self._another_weight()
         if not sentence:
             sentence = _likely(value.name, [v for v in compared if v.name in right.values()])
         return f"{sentence} ({shown})" if shown else sentence
+
+    def _another_weight(self) -> str:
+        """Return in words which weight is used in place of one that no node reads; empty: none is."""
+        matrices = [name for name in self.arrays if name.endswith(".weight")]
+        count = {
+            name: len({id(n) for array in self.arrays[name] for n in self._readers.get(array, ())})
+            for name in matrices
+        }
+        kinds = {name: re.sub(r"\.\d+\.", ".N.", name, count=1) for name in matrices}
+        for name in matrices:
+            others = [o for o in matrices if kinds[o] == kinds[name] and count[o] > 1]
+            if not count[name] and len(others) == 1:
+                return f"{others[0]} is used in place of {name}, which no node reads"
+        return ""
 
     def _misread(self, name: str) -> str:
         """Return in words which other layer's value a layer's weight is used with; empty: none is known."""
@@ -573,7 +588,7 @@ class _Located:
                 return f"{name} has the shape {array.shape}, and not {right.shape}"
             if _error(right, array, [1.0]) > RIGHT:
                 reason = combined({"it": right}, array, RIGHT) or self._held(cached, right, array)
-                reason = reason or value_difference(right, array, width)
+                reason = reason or value_difference(right, array, width) or _reordered(right, array)
                 return f"{name}: {reason or 'its values are others'}"
         return ""
 
@@ -692,6 +707,15 @@ class _Located:
             nodes |= reading
             current = [output.name for node in reading.values() for output in node.outputs]
         return list(nodes.values())
+
+
+def _reordered(right: Array, array: Array) -> str:
+    """Return in words in which order a cache (…, H, n, D) has the right values; empty: it has others."""
+    apart = np.ascontiguousarray(right.swapaxes(-3, -2)).reshape(array.shape)
+    if _error(apart, array, [1.0]) < RIGHT:
+        return "it is split into heads without their order of axes"
+    is_same = error_of(np.sort(right, axis=None), np.sort(array, axis=None)) < RIGHT
+    return "its values are in another order" if is_same else ""
 
 
 def _layers(checkpoint: "Checkpoint", clip: Clip, known: KnownLogits) -> dict[str, Array]:

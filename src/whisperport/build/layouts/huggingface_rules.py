@@ -387,8 +387,16 @@ def _class_settings(files: Files) -> Iterator[Setting]:
             yield Setting(TOKENIZER_CONFIG, key, value, right[key], is_decoding=True)
 
 
-def tokenizer_setting(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
-    """Yield what in tokenizer.json is not the checkpoint's: tokens, the form of text, and merges."""
+def tokenizer_setting(
+    files: Files, checkpoint: "Checkpoint", *, shows_special: bool = True
+) -> Iterator[Setting]:
+    """Yield what in tokenizer.json is not the checkpoint's: tokens, the form of text, and merges.
+
+    Args:
+        files: that are judged.
+        checkpoint: of which they were made.
+        shows_special: whether the text has tokens of the prompt that the file does not call special.
+    """
     yield from empty_files(files, TOKENIZER)
     stored, ids_of = stored_ids(files.json(TOKENIZER)), files_of.ids_by_token(checkpoint)
     stated = {i: token for token, i in stored.items()}
@@ -422,7 +430,7 @@ def tokenizer_setting(files: Files, checkpoint: "Checkpoint") -> Iterator[Settin
             f"`special` of {len(changed):,} added tokens, such as {changed[0]}, is not the "
             "checkpoint's: they are shown in the text, or left out"
         )
-        yield Setting.wrong(TOKENIZER, reason, is_decoding=True)
+        yield Setting.wrong(TOKENIZER, reason, is_decoding=not shows_special)
     merges_, right_merges = _merges_of(tokenizer), _merges_of(expected)
     if tokenizer and merges_ != right_merges:
         yield Setting.wrong(TOKENIZER, other_merges(merges_, right_merges), is_decoding=True)

@@ -199,7 +199,7 @@ def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
         yield from settings_of(CONFIG, stated, right, decoding=decoding, may_lack=False)
     sound = preprocessor_config(checkpoint.dims)
     yield from settings_of(PREPROCESSOR, files.json(PREPROCESSOR), sound, SOUND)
-    yield from tokenizer_setting(files, checkpoint)
+    yield from tokenizer_setting(files, checkpoint, shows_special=False)  # it decodes text only
     if files.has(VOCABULARY):
         every = tokens_by_id(checkpoint)
         tokens = files.read(VOCABULARY, _tokens)

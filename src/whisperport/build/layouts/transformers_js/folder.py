@@ -84,6 +84,7 @@ def logits(
     }
     inputs["encoder_hidden_states"] = features
     rows: list[Floats] = []
+    attention: dict[str, list[Floats]] = {}
     for new in decoded_together(tokens, n_prompt):
         inputs["input_ids"] = np.array([new], np.int64)
         inputs["use_cache_branch"] = np.array([bool(rows)])
@@ -94,5 +95,6 @@ def logits(
                 inputs[name.replace("present.", "past_key_values.")] = value
                 caches.setdefault(name.removeprefix("present."), value[0])
             elif name.startswith("cross_attentions."):
-                caches.setdefault(f"{name.partition('.')[2]}.{ATTENTION}", value[0])
+                attention.setdefault(f"{name.partition('.')[2]}.{ATTENTION}", []).append(value[0])
+    caches |= {name: np.concatenate(parts, axis=1) for name, parts in attention.items()}
     return np.concatenate(rows)
