@@ -2017,6 +2017,16 @@ def test_what_a_cache_of_all_layers_holds_is_named_by_its_rows_and_layers(
     assert located.wrong_cache({"out_self_v_cache": values}, of_audio=False) == ""
 
 
+def test_a_cache_in_another_order_is_called_so() -> None:
+    right = np.random.default_rng(0).standard_normal((1, 2, 5, 4)).astype(np.float32)
+    apart = right.transpose(0, 2, 1, 3).reshape(1, 2, 5, 4)
+    assert "without their order of axes" in layers._reordered(right, apart)
+    assert (
+        layers._reordered(right, right[:, :, [0, 2, 1, 4, 3]]) == "its values are in another order"
+    )
+    assert layers._reordered(right, right + 1) == ""
+
+
 def test_frames_that_cross_attention_does_not_see_are_named() -> None:
     # given cross-attention that sees the first of some frames only
     random = np.random.default_rng(0)

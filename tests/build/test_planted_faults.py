@@ -470,6 +470,20 @@ def exchange_outputs(path: Path, _: Any) -> None:
     onnx.save(model, file)
 
 
+def exchange_later(path: Path, _: Any) -> None:
+    """Exchange what the branch that finds a cache returns as cross-attention."""
+    import onnx
+
+    file = path / "onnx/decoder_model_merged.onnx"
+    model = onnx.load(file)
+    (node,) = (n for n in model.graph.node if n.op_type == "If")
+    branch = next(a.g for a in node.attribute if a.name == "then_branch")
+    first, second = ([*node.output].index(f"cross_attentions.{layer}") for layer in range(2))
+    outputs = [value.name for value in branch.output]
+    branch.output[first].name, branch.output[second].name = outputs[second], outputs[first]
+    onnx.save(model, file)
+
+
 def exchange_lines(path: Path, _: Any) -> None:
     lines = [line.split(" ") for line in (path / "tokens.txt").read_text().splitlines()]
     lines[5][0], lines[6][0] = lines[6][0], lines[5][0]
@@ -596,6 +610,10 @@ OF_APPS: dict[str, dict[str, tuple[str, Plant]]] = {
             lambda path, _: edit_json(
                 "config.json", lambda c: c["transformers.js_config"].update(dtype="q8")
             )(path),
+        ),
+        "cross-attentions of later runs": (
+            "after the first run, the cross-attention that is returned for decoder layer 0 is that of",
+            exchange_later,
         ),
         "cross-attentions exchanged": ("returned for decoder layer 0 is that of layer 1", exchange_outputs),
     },
