@@ -395,6 +395,11 @@ FAULTS: list[tuple[str, str, Callable[[Path], None]]] = [
         "WP744",
         edit_json("config.json", lambda c: c.update(alignment_heads=[[7, 1]])),
     ),
+    (
+        "faster-whisper",
+        "WP744",
+        edit_json("config.json", lambda c: c.update(alignment_heads=[[0, 2]])),
+    ),
     ("whisper.cpp", "WP751", set_type_0),
     ("whisper.cpp", "WP752", set_layers),
     ("whisper.cpp", "WP753", set_vocabulary),

@@ -484,6 +484,25 @@ def exchange_later(path: Path, _: Any) -> None:
     onnx.save(model, file)
 
 
+def another_head(path: Path, checkpoint: Any) -> None:
+    """Return another head's cross-attention in place of the first that follows the audio."""
+    import onnx
+
+    from whisperport.build.layouts.huggingface_files import alignment_heads
+
+    assert alignment_heads(checkpoint)[0] == (1, 0)
+    model = onnx.load(path / "decoder.onnx")
+    nodes = {output: node for node in model.graph.node for output in node.output}
+    chosen = [nodes[name] for name in nodes["cross_attention_weights"].input]
+    scores = {node.input[0] for node in chosen}
+    softmax = [n.output[0] for n in model.graph.node if n.op_type == "Softmax"]
+    zero = onnx.numpy_helper.from_array(np.array([0]), "first_head")
+    model.graph.initializer.append(zero)
+    assert scores <= {*softmax}
+    chosen[0].input[:] = [softmax[1], "first_head"]  # self- and cross-attention of each layer
+    onnx.save(model, path / "decoder.onnx")
+
+
 def exchange_lines(path: Path, _: Any) -> None:
     lines = [line.split(" ") for line in (path / "tokens.txt").read_text().splitlines()]
     lines[5][0], lines[6][0] = lines[6][0], lines[5][0]
@@ -654,6 +673,9 @@ OF_APPS: dict[str, dict[str, tuple[str, Plant]]] = {
         "wrong length": ("WP708.*n_text_ctx", set_metadata("n_text_ctx", "200")),
         "wrong layers": ("WP722.*n_text_layer", set_metadata("n_text_layer", "6")),
         "another tokenizer": ("WP708.*tokens are not the checkpoint", exchange_lines),
+        "another head": (
+            "word timestamps is that of layer 0, head 0, in place of layer 1, head 0", another_head
+        ),
     },
     "faster-whisper": {
         "wrong heads": (

@@ -649,6 +649,17 @@ def test_the_verdict_says_why_an_app_failed_if_nothing_else_is_wrong() -> None:
     assert "Wrong: openvino-genai failed: the port is missing." in first_of(page)
 
 
+def test_what_is_lost_is_in_the_verdict_if_nothing_else_says_why_words_differ() -> None:
+    lost = (Problem("WP705", "generation_config.json", "no heads", is_warning=True),)
+    texts = dict.fromkeys(("program", "what", "rule"), "")
+    check = Check(level="words", value={}, passed=False, reason="a word differs", **texts)
+    wrong = judgement("turn off", problems=lost)
+    wrong = replace(wrong, runs=(replace(wrong.runs[0], checks=(check,)),))
+    first = first_of(judge_page(wrong))
+    assert "Wrong: WP705 (" in first
+    assert "): generation_config.json: no heads; openvino-genai (CPU) returned something" in first
+
+
 def test_the_verdict_on_many_weights_names_one() -> None:
     changed = [ChangedWeight(f"decoder.{i}", "a.onnx: b", "its scales are 1") for i in range(3)]
     page = judge_page(judgement(identity=Identity(equal=["a"], changed=changed)))

@@ -42,6 +42,9 @@ def verdict_sentence(judgement: Judgement) -> str:
         causes.append(cause)
     if wrong := _wrong_codes(judgement, of_npu=True):
         causes.append(wrong)
+    lost = _first_of(judgement, [p for p in judgement.problems if p.is_warning])
+    if lost and not causes and not all(runs):  # what an app loses may be why its words differ
+        causes.append(lost)
     if failed := [run for run in runs if run.failed]:
         # Why weights could not be read is an answer of its own.
         is_told = causes or failed[0].app == WEIGHTS
@@ -53,7 +56,6 @@ def verdict_sentence(judgement: Judgement) -> str:
         causes.append("the graphs compute something else than the checkpoint")
     if causes:
         return f"Wrong: {'; '.join(causes)}."
-    lost = _first_of(judgement, [p for p in judgement.problems if p.is_warning])
     begin, other, further = (
         (f"Something is lost: {lost}. ", "other ", "else ") if lost else ("", "", "")
     )

@@ -17,7 +17,8 @@ from whisperport.build.judge.words import ComparedWords, compare_words
 from whisperport.build.layouts import recognized
 from whisperport.build.layouts.arrays import Floats
 from whisperport.build.layouts.exact import LIMIT
-from whisperport.build.layouts.layout import ATTENTION, App, Layout
+from whisperport.build.layouts.huggingface_files import alignment_heads
+from whisperport.build.layouts.layout import ALIGNED, ATTENTION, App, Layout
 from whisperport.build.layouts.reading import Files
 from whisperport.build.layouts.reference import (
     Emitted,
@@ -343,13 +344,13 @@ class _Comparison:
         Apps compute word timestamps of what the decoder returns.
         """
         returned = {int(key.split(".")[0]): caches[key] for key in caches if ATTENTION in key}
-        if not returned:
+        if not returned and ALIGNED not in caches:
             return ""
         dims, n_prompt = self.checkpoint.dims, self.known.n_prompt
         heads = [(layer, h) for layer in range(dims.n_text_layer) for h in range(dims.n_text_head)]
         scores = self.model.cross_scores(self.tokens, self.model.cross_kv(self.features), heads)
-        sizes = dims.n_text_layer, dims.n_text_head, len(self.tokens), -1
-        right = scores.softmax(-1).numpy().reshape(sizes)
+        weights = scores.softmax(-1).numpy()
+        right = weights.reshape(dims.n_text_layer, dims.n_text_head, *weights.shape[1:])
         for layer, array in returned.items():
             if array.shape != right[0].shape:
                 return f"the cross-attention of decoder layer {layer} has the sizes {array.shape}"
@@ -361,6 +362,34 @@ class _Comparison:
                         f"{when}the cross-attention that is returned for decoder layer {layer} is that of "
                         f"layer {nearest}: word timestamps are wrong"
                     )
+        return self._other_heads(caches.get(ALIGNED), heads, weights)
+
+    def _other_heads(
+        self, array: Floats | None, heads: Sequence[tuple[int, int]], weights: Floats
+    ) -> str:
+        """Return in words which head is returned in place of one for word timestamps; empty: none is.
+
+        Args:
+            array: (A, S, T) that is returned for the alignment heads; None: the graph returns none.
+            heads: all heads, as layer and head.
+            weights: (L·H, S, T) what each gives the audio.
+        """
+        expected = alignment_heads(self.checkpoint)
+        if array is None or array.shape != (len(expected), *weights.shape[1:]):
+            return ""
+        errors = [np.abs(weights - own).reshape(len(weights), -1).mean(axis=1) for own in array]
+        nearest = [heads[int(own.argmin())] for own in errors]
+        missing = [pair for pair in expected if pair not in nearest]
+        for pair, own in zip(nearest, errors, strict=True):  # in any order
+            if (
+                missing
+                and pair not in expected
+                and own.min() < NEARER * own[heads.index(missing[0])]
+            ):
+                return (
+                    "the cross-attention for word timestamps is that of layer {}, head {}, in place of "
+                    "layer {}, head {}".format(*pair, *missing[0])
+                )
         return ""
 
     def error(self, expected: Floats | None = None, rows: slice | None = None) -> float:

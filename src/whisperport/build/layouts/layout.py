@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
 
 Floats = NDArray[np.float32]
+ALIGNED = "aligned"  # key of the cross-attention of the alignment heads
 ATTENTION = "encoder.attention"  # end of a key of what `Layout.logits` adds
 Padding = Literal["mel", "audio"]
 Compared = Literal["tokens", "text and timestamps", "words"]
@@ -146,8 +147,8 @@ class Layout:
             S tokens, how many of them the first run decodes, and a dict; returns the logits (S, V) after
             each token, and adds the keys and values that the first run returns, such as "0.decoder.key"
             or, of the audio, "0.encoder.value": (H, n, D) or (n, d); and, if it returns that, the
-            cross-attention of a layer for all S tokens, "0." and `ATTENTION`: (H, S, T). None: the files
-            hold no graphs.
+            cross-attention of a layer for all S tokens, "0." and `ATTENTION`: (H, S, T); or
+            that of the alignment heads only, under `ALIGNED`. None: the files hold no graphs.
         emitted: decodes with the graphs here, of files whose app does not run here: takes the path,
             spectrograms, the prompt, the token that ends a text and the most tokens of one; returns the
             tokens of each. None: the apps decode.

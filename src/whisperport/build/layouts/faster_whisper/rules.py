@@ -174,16 +174,20 @@ def heads(files: Files) -> Iterator[tuple[str, str]]:
 
     What to do: `whisperport convert CHECKPOINT --for faster-whisper` finds the heads of its own layers.
     """
-    layers = _layers(files)
+    layers, n_heads = _layers(files), _n_heads(files)
     pairs = files.json(CONFIG).get("alignment_heads")
     for pair in pairs if isinstance(pairs, list) and layers else ():
-        if not (isinstance(pair, list) and len(pair) == 2 and _is_layer(pair[0], layers)):
+        is_pair = isinstance(pair, list) and len(pair) == 2
+        layer, head = pair if is_pair else (None, None)
+        if not (isinstance(layer, int) and layer in layers):
             yield CONFIG, f"{str(pair)[:80]}; the decoder has layers 0 to {max(layers)}"
             return
-
-
-def _is_layer(value: object, layers: set[int]) -> bool:
-    return isinstance(value, int) and value in layers
+        if n_heads and not (isinstance(head, int) and 0 <= head < n_heads):
+            yield (
+                CONFIG,
+                f"{str(pair)[:80]}; each layer of the decoder has heads 0 to {n_heads - 1}",
+            )
+            return
 
 
 def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from whisperport.build.layouts.arrays import Floats, decoded_together
 from whisperport.build.layouts.huggingface_files import alignment_heads, ids_by_token, vocab
+from whisperport.build.layouts.layout import ALIGNED
 from whisperport.build.layouts.onnx_graph.file import open_session, run_session
 from whisperport.build.layouts.sherpa_onnx.graphs import write_decoder, write_encoder
 from whisperport.program.generation import Generation
@@ -129,15 +130,20 @@ def logits(
     shapes = ([n if isinstance(n, int) else 1 for n in v.shape] for v in decoder.get_inputs()[1:3])
     rows_kept = [np.zeros(shape, np.float32) for shape in shapes]
     rows: list[Floats] = []
+    aligned: list[Floats] = []
     n_cached = 0
     for new in decoded_together(tokens, n_prompt):
         ids, offset = np.array([new], np.int64), np.array([n_cached], np.int64)
         inputs = dict(zip(names, (ids, *rows_kept, *cross, offset), strict=True))
-        new_logits, *rows_kept = run_session(decoder, inputs)[:3]
+        outputs = run_session(decoder, inputs)
+        new_logits, *rows_kept = outputs[:3]
         rows.append(new_logits[0])
+        aligned += [array[0] for array in outputs[3:4] if array.ndim == 4]
         n_cached += len(new)
         for name, layers in zip(NAMES, (*rows_kept, *cross), strict=True):
             for i, layer in enumerate(layers):
                 n = n_cached if "decoder" in name else None
                 caches.setdefault(f"{i}.{name}", layer[0, :n])
+    if aligned:
+        caches[ALIGNED] = np.concatenate(aligned, axis=1)
     return np.concatenate(rows)
