@@ -197,7 +197,9 @@ class Place:
 
     def state(self, name: str, found: Tree) -> str:
         """Return what is at an output: "old", "new", "some" files of a folder's new ones, or "broken"."""
-        now, before = part(found, name), part(self.old, name)
+        kept = re.compile(self.writer.keeps)
+        now = {p: digest for p, digest in part(found, name).items() if not kept.fullmatch(p)}
+        before = part(self.old, name)
         if now == before:
             return "old"
         new, again = part(self.new, name), part(self.again, name)

@@ -147,6 +147,7 @@ def all_writers(folder: Path) -> list[Writer]:
             ("home/.cache/whisperport",),
             _both(checkpoint, audio),
             has_old=False,
+            keeps=r"home/\.cache/whisperport/export\.log",
         ),
         Writer(
             "import",

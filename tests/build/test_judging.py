@@ -1884,6 +1884,30 @@ def test_what_is_added_in_place_of_a_residual_is_named(
     assert found.startswith(sentence)
 
 
+@pytest.mark.parametrize(
+    ("places", "noise", "sentence"),
+    [
+        ([0, 1, 2], 0.0, "the positions are 0, 1, 2, in place of 3, 4, 5"),
+        ([0, 1, 2], 0.05, "the positions are 0, 1, 2, in place of 3, 4, 5"),
+        ([4, 5, 6], 0.05, "the positions are one too late"),
+        ([3, 4, 5], 0.05, ""),
+    ],
+)
+def test_other_positions_are_named_also_beside_embeddings_of_8_bits(
+    places: list[int], noise: float, sentence: str
+) -> None:
+    # given the last three of six tokens, whose embeddings are rounded, and other positions
+    random = np.random.default_rng(0)
+    table = random.standard_normal((9, 16)).astype(np.float32)
+    tokens = random.standard_normal((1, 6, 16)).astype(np.float32)
+    name = f"{operations.INPUT}decoder.blocks.0.attn_ln"
+    expected = {name: tokens + table[:6], "decoder.positional_embedding": table}
+    rounding = noise * random.standard_normal((1, 3, 16)).astype(np.float32)
+    # when the sum is explained, then it is said which positions were added
+    explanation = operations.Explanation(expected, 4, slice(3, None))
+    assert explanation._positions(name, tokens[:, 3:] + table[places] + rounding) == sentence
+
+
 def test_a_spectrogram_that_is_normalized_twice_is_named() -> None:
     mel = np.random.default_rng(0).standard_normal((1, 4, 6)).astype(np.float32)
     name = f"{operations.INPUT}encoder.conv1"
