@@ -147,7 +147,7 @@ def all_writers(folder: Path) -> list[Writer]:
             ("home/.cache/whisperport",),
             _both(checkpoint, audio),
             has_old=False,
-            keeps=r"home/\.cache/whisperport/export\.log",
+            keeps=r"home/\.cache/whisperport/(export\.log|bundles/[^/]+\.(new|replaced)(/.*)?)",
         ),
         Writer(
             "import",

@@ -56,23 +56,23 @@ def verdict_sentence(judgement: Judgement) -> str:
         causes.append("the graphs compute something else than the checkpoint")
     if causes:
         return f"Wrong: {'; '.join(causes)}."
-    begin, other, further = (
-        (f"Something is lost: {lost}. ", "other ", "else ") if lost else ("", "", "")
-    )
+    begin, no_rule, nothing = "", "No rule", "Nothing"
+    if lost:
+        begin, no_rule, nothing = f"Something is lost: {lost}. ", "No other rule", "Nothing else"
     if identity is None and not any(run.checks for run in runs):
         weights = (
             f"As far as is known, {judgement.named}; words"
             if judgement.named
             else "Weights and words"
         )
-        return f"{begin}No {other}rule is broken. {weights} were not compared."
+        return f"{begin}{no_rule} is broken. {weights} were not compared."
     words = "its graphs compute the same" if judgement.graphs else "no app was run"
     if any(run.words is not None for run in runs):
         words = "every app that ran returned what the checkpoint emits"
         if judgement.layout.emitted is not None:
             words = "its graphs, decoded here, emit the same words"
     compared = "weights were not compared with" if identity is None else "the weights are those of"
-    return f"{begin}Nothing {further}is wrong: {compared} {judgement.checkpoint}, and {words}."
+    return f"{begin}{nothing} is wrong: {compared} {judgement.checkpoint}, and {words}."
 
 
 def _changed_weights(judgement: Judgement, identity: Identity) -> str:

@@ -92,12 +92,12 @@ def is_near_integers(integers: Array, weight: Array) -> bool:
 
 def _largest(groups: Array) -> int:
     """Return how many steps the largest value of each group (n, k) has; 0: it has no steps."""
-    some = groups[:ROWS]
-    ends = np.abs(some).max(axis=1, keepdims=True)
+    sample = groups[:ROWS]
+    ends = np.abs(sample).max(axis=1, keepdims=True)
     if not np.isfinite(ends).all():
         return 0
     for largest in LARGEST:
-        multiples = some / np.where(ends == 0, 1, ends / largest)
+        multiples = sample / np.where(ends == 0, 1, ends / largest)
         if (np.abs(multiples - np.rint(multiples)) < 0.05).all():
             return largest
     return 0

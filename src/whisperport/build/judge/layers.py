@@ -484,9 +484,9 @@ class _Located:
         }
         kinds = {name: re.sub(r"\.\d+\.", ".N.", name, count=1) for name in matrices}
         for name in matrices:
-            others = [o for o in matrices if kinds[o] == kinds[name] and count[o] > 1]
-            if not count[name] and len(others) == 1:
-                return f"{others[0]} is used in place of {name}, which no node reads"
+            twice = [o for o in matrices if kinds[o] == kinds[name] and count[o] > 1]
+            if not count[name] and len(twice) == 1:
+                return f"{twice[0]} is used in place of {name}, which no node reads"
         return ""
 
     def _misread(self, name: str) -> str:
@@ -627,9 +627,9 @@ class _Located:
             if match is None:
                 continue
             of_other = f"{kind}.{match[2]}", int(match[1])
-            other = cache_of(of_other, array.shape, expected, n_tokens, width)
+            candidate = cache_of(of_other, array.shape, expected, n_tokens, width)
             for where, rows in parts.items():
-                mine, held, own = (a[..., rows, :] for a in (array, other, right))
+                mine, held, own = (a[..., rows, :] for a in (array, candidate, right))
                 if _error(own, mine, [1.0]) > RIGHT > _error(held, mine, [1.0]):
                     of_layer = f" of decoder layer {match[1]}" if int(match[1]) != layer else ""
                     return f"it holds the {match[2]}s{of_layer}{where}"

@@ -229,13 +229,13 @@ class Explanation:
         side, _, number, *_ = source.split(".")
         near = tuple(f"{side}.blocks.{int(number) + step}." for step in (-1, 0, 1))
         for name, value in self.expected.items():
-            other = name.removeprefix(INPUT)
-            if not other.startswith(near) or value.shape != right.shape:
+            nearby = name.removeprefix(INPUT)
+            if not nearby.startswith(near) or value.shape != right.shape:
                 continue
-            if name != other and is_norm(other) and other not in (norm, layer):
+            if name != nearby and is_norm(nearby) and nearby not in (norm, layer):
                 yield f"the residual is {name}, and not of {norm}", value + branch
-            elif other.endswith(BRANCHES) and other != source:
-                yield f"{other} is added in place of {source}", right - branch + value
+            elif nearby.endswith(BRANCHES) and nearby != source:
+                yield f"{nearby} is added in place of {source}", right - branch + value
 
     def _solved(self, name: str, array: Array, limit: float) -> str:
         """Return in words what follows from a value itself: positions, an epsilon, or a function."""
@@ -314,18 +314,18 @@ class Explanation:
         n = values.shape[1]
         if n > self.head_width or len(joined) != len(values):
             return ""
-        given = joined @ np.linalg.pinv(values.astype(np.float64))  # (H, rows, n)
-        if error_of(joined, given @ values) > EXPLAINED:
+        attention = joined @ np.linalg.pinv(values.astype(np.float64))  # (H, rows, n)
+        if error_of(joined, attention @ values) > EXPLAINED:
             return ""
         scores = queries @ keys.transpose(0, 2, 1) * self.head_width**-0.5 + _causal(n)
         powers = np.exp(scores - scores.max(2, keepdims=True))
         right = (powers / powers.sum(2, keepdims=True))[:, self.rows]
-        last = given.shape[1] - 1
-        seen, expected = (np.abs(part[:, last]).max(axis=0) > SEEN for part in (given, right))
+        last = attention.shape[1] - 1
+        seen, expected = (np.abs(part[:, last]).max(axis=0) > SEEN for part in (attention, right))
         if (seen != expected).any():
             shown, must = (listed(np.flatnonzero(part)) for part in (seen, expected))
             return f"the last token sees tokens {shown}, and not {must}"
-        if np.abs((sums := given.sum(axis=2)) - 1).max() > SEEN:
+        if np.abs((sums := attention.sum(axis=2)) - 1).max() > SEEN:
             return f"what attention gives all tokens is {sums[0, last]:.3g}, and not 1"
         return ""
 
