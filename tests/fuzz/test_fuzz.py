@@ -547,9 +547,11 @@ def test_the_calls_of_several_commands_happen_in_random_orders(tmp_path: Path) -
             assert not run.hung
             assert statuses.read_text() == "[0, 0, 0]"
             found.add(path.read_text())
+            if len(found) > 1:
+                break
         return found
 
-    assert len(texts(write, core_or_all(12, 100))) > 1  # some orders lose what others wrote
+    assert len(texts(write, 100)) > 1  # some orders lose what others wrote
     assert texts(lock, 4) == {"xxx"}
 
 
