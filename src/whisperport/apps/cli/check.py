@@ -97,8 +97,6 @@ def check(
     with stages():
         checked = check_program(program, target, sizes=sizes)
     following = _next_command(program, checked, sizes)
-    if html is not None:
-        write_page(html, check_page(checked, command_line(*following)))
     if as_json:
         print_json(checked.to_json())
     else:
@@ -106,6 +104,8 @@ def check(
             _print_checked(checked_program, target, every_node)
         for answer in checked.partitions:
             _print_partitioned(answer)
+    if html is not None:
+        write_page(html, check_page(checked, command_line(*following)))
     _warn_of_uncounted(checked)
     print_next(*following)
     if not checked:

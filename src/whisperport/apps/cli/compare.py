@@ -90,13 +90,13 @@ def compare(
     with stages():
         comparison = run_compare(a, b, options)
     following = _next(comparison, a, b)
-    if html is not None:
-        shown = command_line(*following) if following else ""
-        write_page(html, compare_page(comparison, shown))
     if as_json:
         print_json(comparison.to_json())
     else:
         _print(comparison, every_value)
+    if html is not None:
+        shown = command_line(*following) if following else ""
+        write_page(html, compare_page(comparison, shown))
     if following:
         print_next(*following)
     if not comparison:

@@ -195,12 +195,12 @@ def _diagnose_layers(reference: Path, device: Path, html: Path | None, *, as_jso
     """Compare the layers that a device dumped with those in float32."""
     with stages():
         layers = compare_layers(device, reference)
-    if html is not None:
-        write_page(html, layers_page(layers))
     if as_json:
         print_json(to_json(layers))
     else:
         print_lines(*layer_sentences(layers))
+    if html is not None:
+        write_page(html, layers_page(layers))
 
 
 def print_device_inputs(written: DeviceInputs, bundle: Path) -> None:

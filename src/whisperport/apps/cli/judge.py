@@ -85,12 +85,12 @@ def judge(
             path, checkpoint, app=app, precision=precision, **field_values(ConvertOptions, chosen)
         )
     following = _next(judgement)
-    if html is not None:
-        write_page(html, judge_page(judgement, command_line(*following) if following else ""))
     if as_json:
         print_json(judgement.to_json())
     else:
         print_judgement(judgement)
+    if html is not None:
+        write_page(html, judge_page(judgement, command_line(*following) if following else ""))
     if following:
         print_next(*following)
     if not judgement:

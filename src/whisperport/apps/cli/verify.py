@@ -136,9 +136,6 @@ def verify(
         report = run_verify(opened, run=run, clips=clips, record=record)
     same = run_option_arguments(run_options, trust=trust)
     following: tuple[Argument, ...] = ("transcribe", "talk.mp3", "--bundle", bundle, *same)
-    if html is not None:
-        reference = Reference.from_arrays(opened.reference())
-        write_page(html, verify_page(report, reference, command_line(*following)))
     if as_json:
         print_json(report.to_json())
     else:
@@ -146,6 +143,9 @@ def verify(
         print_failures(report.failures())
         how = f" ({', '.join(run_options)})" if run_options else ""
         print_lines("", f"{bundle}: {'verified' if report else 'NOT VERIFIED'}{how}")
+    if html is not None:
+        reference = Reference.from_arrays(opened.reference())
+        write_page(html, verify_page(report, reference, command_line(*following)))
     if record:
         print_note(f"recorded in {bundle}: {verified_words(Bundle.open(bundle).manifest)}")
     if opened.manifest.failed:
