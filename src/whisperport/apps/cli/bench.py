@@ -145,10 +145,6 @@ def bench(
         limits_of(bundle.manifest, result.medians, result.how, rates)
         for bundle, result in zip(bundles, results, strict=True)
     ]
-    if html is not None:
-        where = "; ".join(_machine_lines(threads, options.repeat))
-        following = command_line("verify", results[0].bundle)
-        write_page(html, bench_page(results, rates, limits, where, following))
     if as_json:
         print_json(_as_json(results, threads, rates, limits))
     else:
@@ -158,6 +154,10 @@ def bench(
         if len(results) > 1:
             _print_comparison(results)
         print_lines(*_machine_lines(threads, options.repeat))
+    if html is not None:
+        where = "; ".join(_machine_lines(threads, options.repeat))
+        following = command_line("verify", results[0].bundle)
+        write_page(html, bench_page(results, rates, limits, where, following))
     print_next("verify", results[0].bundle)
 
 

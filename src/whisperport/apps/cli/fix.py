@@ -121,13 +121,13 @@ def fix(
             progress(f"writing {out.name}")
             fixed.write(out, overwrite=overwrite)
     following = _next_command(fixed, out if fixed.changed else program)
-    if html is not None:
-        write_page(html, fix_page(fixed, command_line(*following)))
     if as_json:
         written = str(out) if fixed.changed else None
         print_json({**fixed.to_json(), "written": written})
     else:
         _print_fixed(fixed, out)
+    if html is not None:
+        write_page(html, fix_page(fixed, command_line(*following)))
     print_next(*following)
     if not fixed:
         sys.exit(1)

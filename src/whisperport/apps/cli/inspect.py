@@ -103,9 +103,6 @@ def inspect(
     with stages():
         inspected = run_inspect(path, options)
     command = _next_command(path, inspected.profiles)
-    if html is not None:
-        shown = command_line(*command) if command else ""
-        write_page(html, inspect_page(inspected, shown))
     if as_json:
         programs_as_json = [profile.to_json() for profile in inspected.profiles]
         plans = [asdict(plan) for plan in inspected.plans]
@@ -115,6 +112,9 @@ def inspect(
         for profile in inspected.profiles:
             _print_profile(profile, top)
         _print_plans(inspected.plans)
+    if html is not None:
+        shown = command_line(*command) if command else ""
+        write_page(html, inspect_page(inspected, shown))
     if inspected.skipped:
         print_warning(
             f"not measured, since no installed runtime can: {', '.join(inspected.skipped)}"

@@ -80,20 +80,21 @@ def sensitivity(
         )
     ruined = [row for row in rows if row["ruined"]]
     following = _next(program, is_ruined=bool(ruined))
+    if as_json:
+        print_json({"activations": rows, "min_typical_db": MIN_SQNR_DB})
+    else:
+        _print_rows(rows[:top])
+        print_lines("", *(line for row in ruined[:top] for line in wrap(row["text"], WIDTH)))
+        print_lines(
+            *([""] if ruined else []),
+            f"one 8-bit scale ruins {len(ruined)} of {len(rows)} activations (typical values below "
+            f"{MIN_SQNR_DB:g} dB)",
+        )
     if html is not None:
         page = sensitivity_page(Path(program).name, rows, MIN_SQNR_DB, command_line(*following))
         write_page(html, page)
-    if as_json:
-        print_json({"activations": rows, "min_typical_db": MIN_SQNR_DB})
-        return
-    _print_rows(rows[:top])
-    print_lines("", *(line for row in ruined[:top] for line in wrap(row["text"], WIDTH)))
-    print_lines(
-        *([""] if ruined else []),
-        f"one 8-bit scale ruins {len(ruined)} of {len(rows)} activations (typical values below "
-        f"{MIN_SQNR_DB:g} dB)",
-    )
-    print_next(*following)
+    if not as_json:
+        print_next(*following)
 
 
 def _next(program: str, *, is_ruined: bool) -> tuple[Argument, ...]:
