@@ -176,6 +176,12 @@ def edit_json(name: str, change: Callable[[Any], object]) -> Callable[[Path], No
     return edit
 
 
+def htk_edges(n_mels: int) -> Any:
+    """Return the edges in Hz (n_mels + 2,) of filters on HTK's mel scale, up to 8 kHz."""
+    high = 2595 * np.log10(1 + 8000 / 700)
+    return 700 * (10 ** (np.linspace(0, high, n_mels + 2) / 2595) - 1)
+
+
 def copied(source: str, target: str) -> Callable[[Path], None]:
     return lambda folder: Path(shutil.copyfile(folder / source, folder / target)) and None
 
@@ -1757,12 +1763,10 @@ def test_scales_that_are_those_of_another_weight_are_named(micro_checkpoint: Any
 def test_integers_that_wrapped_around_at_128_are_named(rounded: int) -> None:
     # given blocks of 8 bits whose largest value is 128, which int8 holds as -128
     weight = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    blocks = weight.reshape(-1, 32)
     if rounded == 2:  # they were 8 bits before
-        blocks = weight.reshape(-1, 32)
         old = np.abs(blocks).max(axis=1, keepdims=True) / 127
         blocks = (np.rint(blocks / old) * old).astype(np.float32)
-    else:
-        blocks = weight.reshape(-1, 32)
     step = np.abs(blocks).max(axis=1, keepdims=True) / 128
     values = np.rint(blocks / step).astype(np.int16).astype(np.int8) * step
     (groups,) = groups_of(values.reshape(64, 64))
@@ -2210,8 +2214,7 @@ def test_a_bank_of_other_mel_filters_is_named_and_none_is_called_rounded(
     scale: str, reason: str
 ) -> None:
     # given triangles with the peak 1 on another scale
-    high = 2595 * np.log10(1 + 8000 / 700)
-    edges = 700 * (10 ** (np.linspace(0, high, 82) / 2595) - 1)
+    edges = htk_edges(80)
     if scale == "bark":
         edges = 600 * np.sinh(np.linspace(0, 21.3, 82) / 6)
     # then it is said which they are, or how far from Whisper's

@@ -34,7 +34,14 @@ from whisperport.model.network.whisper import build_model
 from whisperport.program.checks import Check
 
 from ..extent import EVERYTHING, core_or_all
-from .test_judging import edit_json, write_openvino
+from .test_judging import (
+    copied,
+    edit_bytes,
+    edit_json,
+    htk_edges,
+    without_aliases,
+    write_openvino,
+)
 
 Plant = Callable[[Path, Any], None]
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -532,26 +539,18 @@ def set_bytes(old: Callable[[Any], bytes], new: Callable[[Any], bytes], name: st
 def htk_filters(path: Path, checkpoint: Any) -> None:
     from whisperport.speech.audio.mel import triangles
 
-    high = 2595 * np.log10(1 + 8000 / 700)
-    edges = 700 * (10 ** (np.linspace(0, high, checkpoint.dims.n_mels + 2) / 2595) - 1)
-    filters = triangles(edges, is_normalized=True).tolist()
+    filters = triangles(htk_edges(checkpoint.dims.n_mels), is_normalized=True).tolist()
     edit_json("preprocessor_config.json", lambda c: c.update(mel_filters=filters))(path)
 
 
-def copy_encoder(path: Path, _: Any) -> None:
-    shutil.copyfile(path / "onnx/encoder_model.onnx", path / "onnx/decoder_model_merged.onnx")
+def in_folder(*changes: Callable[[Path], None]) -> Plant:
+    """Change the files only, without the checkpoint."""
 
+    def plant(path: Path, _: Any) -> None:
+        for change in changes:
+            change(path)
 
-def copy_tokenizer(path: Path, _: Any) -> None:
-    for end in ("xml", "bin"):
-        shutil.copyfile(path / f"openvino_tokenizer.{end}", path / f"openvino_detokenizer.{end}")
-
-
-def without_aliases(path: Path, _: Any) -> None:
-    """Drop the names that model.bin of CTranslate2 ends with: their number, and each with its length."""
-    data = (path / "model.bin").read_bytes()
-    names = data.rindex(b"decoder/projection/weight") - 2
-    (path / "model.bin").write_bytes(data[: names - 4] + bytes(4))
+    return plant
 
 
 def named(text: str, number: int) -> bytes:
@@ -621,14 +620,17 @@ OF_GENAI = {
 OF_APPS: dict[str, dict[str, tuple[str, Plant]]] = {
     "transformers.js": {
         "decoder missing": ("WP711", without("onnx/decoder_model_merged.onnx")),
-        "another decoder": ("WP711.*it is decoder_model, which takes no cache", copy_encoder),
+        "another decoder": (
+            "WP711.*it is decoder_model, which takes no cache",
+            in_folder(copied("onnx/encoder_model.onnx", "onnx/decoder_model_merged.onnx")),
+        ),
         "tokenizer missing": ("tokenizer.json.*missing", without("tokenizer.json")),
         "filters of another scale": ("WP708.*mel_filters.*HTK", htk_filters),
         "type of other files": (
             "WP710.*dtype is q8",
-            lambda path, _: edit_json(
-                "config.json", lambda c: c["transformers.js_config"].update(dtype="q8")
-            )(path),
+            in_folder(
+                edit_json("config.json", lambda c: c["transformers.js_config"].update(dtype="q8"))
+            ),
         ),
         "cross-attentions of later runs": (
             "after the first run, the cross-attention that is returned for decoder layer 0 is that of",
@@ -640,12 +642,15 @@ OF_APPS: dict[str, dict[str, tuple[str, Plant]]] = {
         "detokenizer missing": ("WP737", without("openvino_detokenizer.xml")),
         "weights of another graph": (
             "WP708.*openvino_encoder_model.bin.*is of another .xml",
-            lambda path, _: shutil.copyfile(
-                path / "openvino_decoder_model.bin", path / "openvino_encoder_model.bin"
-            )
-            and None,
+            in_folder(copied("openvino_decoder_model.bin", "openvino_encoder_model.bin")),
         ),
-        "detokenizer copied": ("WP708.*has no operator VocabDecoder", copy_tokenizer),
+        "detokenizer copied": (
+            "WP708.*has no operator VocabDecoder",
+            in_folder(
+                copied("openvino_tokenizer.xml", "openvino_detokenizer.xml"),
+                copied("openvino_tokenizer.bin", "openvino_detokenizer.bin"),
+            ),
+        ),
         "weights missing": ("openvino_decoder_model.bin", without("openvino_decoder_model.bin")),
     },
     "onnxruntime-genai": {
@@ -655,9 +660,12 @@ OF_APPS: dict[str, dict[str, tuple[str, Plant]]] = {
         ),
         "wrong cache heads": (
             "WP761",
-            lambda path, _: edit_json(
-                "genai_config.json", lambda c: c["model"]["decoder"].update(num_attention_heads=3)
-            )(path),
+            in_folder(
+                edit_json(
+                    "genai_config.json",
+                    lambda c: c["model"]["decoder"].update(num_attention_heads=3),
+                )
+            ),
         ),
     },
     "sherpa-onnx": {
@@ -692,7 +700,10 @@ OF_APPS: dict[str, dict[str, tuple[str, Plant]]] = {
             "WP708.*config.json.*has no setting of CTranslate2.*it is transformers' own",
             lambda path, _: (path / "config.json").write_text('{"model_type": "whisper"}') and None,
         ),
-        "projection missing": ("WP708.*variable decoder/projection/weight is missing", without_aliases),
+        "projection missing": (
+            "WP708.*variable decoder/projection/weight is missing",
+            in_folder(edit_bytes("model.bin", without_aliases)),
+        ),
         "suppressed tokens": ("WP709.*suppress_ids", set_in("config.json", suppress_ids=[4])),
         "heads and layers exchanged": ("WP709.*alignment_heads", heads_exchanged("config.json")),
         "heads of another model": ("WP744", set_in("config.json", alignment_heads=[[11, 0]])),

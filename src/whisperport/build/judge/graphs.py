@@ -13,6 +13,7 @@ import numpy as np
 
 from whisperport.build.inspect import size_of
 from whisperport.build.judge.faults import Fault, faults
+from whisperport.build.judge.operations import LATER
 from whisperport.build.judge.words import ComparedWords, compare_words
 from whisperport.build.layouts import recognized
 from whisperport.build.layouts.arrays import Floats
@@ -46,7 +47,6 @@ MEMORY = 2 << 30  # bytes, beside four times those of the files
 HALF_SAME = 0.5  # of the positions: quantized graphs that are right have that many best tokens
 SAME_CACHE = 1e-2  # of the largest key or value: what rounded weights may change
 OTHER_CACHE = 0.5  # relative error of keys or values that rounding does not explain
-LATER = "after the first run, "
 NEARER = 0.6  # of the mean error: a fault that leaves less is named as the nearest
 NOTICED = LIMIT / 10  # of the largest logit: below it, rounding alone differs (5e-6 seen)
 LONGER = 5  # times the longest text of the checkpoint: a loop is known by then
@@ -378,14 +378,10 @@ class _Comparison:
         if array is None or array.shape != (len(expected), *weights.shape[1:]):
             return ""
         errors = [np.abs(weights - own).reshape(len(weights), -1).mean(axis=1) for own in array]
-        nearest = [heads[int(own.argmin())] for own in errors]
+        nearest = [heads[int(own.argmin())] for own in errors]  # in any order
         missing = [pair for pair in expected if pair not in nearest]
-        for pair, own in zip(nearest, errors, strict=True):  # in any order
-            if (
-                missing
-                and pair not in expected
-                and own.min() < NEARER * own[heads.index(missing[0])]
-            ):
+        for pair, own in zip(nearest, errors, strict=True) if missing else ():
+            if pair not in expected and own.min() < NEARER * own[heads.index(missing[0])]:
                 return (
                     "the cross-attention for word timestamps is that of layer {}, head {}, in place of "
                     "layer {}, head {}".format(*pair, *missing[0])

@@ -150,7 +150,7 @@ class Identity:
         names = [weight.name for weight in self.changed if LOW_RANK in weight.reason]
         if len(names) < 2:
             return ""
-        kinds = dict.fromkeys(re.sub(r"\.\d+\.", ".N.", name, count=1) for name in names)
+        kinds = dict.fromkeys(map(kind_of_weight, names))
         return f"an adapter of low rank was merged into {len(names)} weights: {', '.join(kinds)}"
 
     @property
@@ -261,9 +261,9 @@ def _matrices(names: Iterable[str]) -> list[str]:
     return [layer for layer in layers if not is_norm(layer)]
 
 
-def _kind(name: str) -> list[str]:
-    """Return a weight's name without the number of its block."""
-    return [part for part in name.split(".") if not part.isdecimal()]
+def kind_of_weight(name: str) -> str:
+    """Return a weight's name with N in place of the number of its block."""
+    return re.sub(r"\.\d+\.", ".N.", name, count=1)
 
 
 def _odd(axes: Mapping[bool, Sequence[str]]) -> list[str]:
@@ -321,6 +321,7 @@ class _Search:
         self.by_shape: Mapping[tuple[int, ...], list[str]] = defaultdict(list)
         self.digests: dict[tuple[str, bool, str, float], bytes] = {}
         self.halves: dict[str, bool] = {}
+        self.scales: dict[str, Array] = {}  # weight -> the steps of its rows, in 8 bits
         # Weight -> how each of its rows was found: the place in FORMS; not found: a larger number.
         self.rows: dict[str, NDArray[np.int8]] = {}
         self.head_width = checkpoint.dims.text_head_width
@@ -369,7 +370,7 @@ class _Search:
 
     def _note_size(self, array: StoredArray, values: Array) -> None:
         """Note that an array of a weight's name has another shape, and whether it only has more rows."""
-        if not (label := self._label(array)) or values.dtype.kind != "f":
+        if values.dtype.kind != "f" or not (label := self._label(array)):
             return
         right = self._weight(label, False)
         n, shape = len(right), " × ".join(f"{size:,}" for size in values.shape)
@@ -432,7 +433,7 @@ class _Search:
         }
         usual = Counter(counts.values()).most_common(1)[0][0] if counts else 0
         more = [other for other, count in counts.items() if count > max(usual, 1)]
-        alike = [other for other in more if _kind(other) == _kind(name)] or more
+        alike = [other for other in more if kind_of_weight(other) == kind_of_weight(name)] or more
         return alike[0] if len(alike) == 1 else ""
 
     def _compare_rows(self, array: StoredArray, values: Array) -> None:
@@ -656,13 +657,21 @@ class _Search:
 
     def _with_scales(self, name: str, step: Array) -> str:
         """Return the other weight of which the scales of rows are; empty: they are of none."""
-        for shape, names in self.by_shape.items():
-            for other in names if len(shape) == 2 and shape[0] == len(step) else ():
-                right = steps_of(self._weight(other, False))[:, 0]
-                is_near = np.abs(step.max(axis=1) - right) <= ROUNDED * right
-                if other != name and is_near.mean() >= LEAST_OF_LINE:
+        scales = step.max(axis=1)
+        for other in self.checkpoint.weights:
+            right = self._scales(other)
+            if other != name and right.shape == scales.shape:
+                is_near = np.abs(scales - right) <= ROUNDED * right
+                if is_near.mean() >= LEAST_OF_LINE:
                     return other
         return ""
+
+    def _scales(self, name: str) -> Array:
+        """Return the steps (n) of a matrix's rows; none of what has other axes."""
+        if name not in self.scales:
+            weight = self._weight(name, False)
+            self.scales[name] = steps_of(weight)[:, 0] if weight.ndim == 2 else np.empty(0)
+        return self.scales[name]
 
     def _weight(self, name: str, transposed: bool) -> Array:
         array: Array = weight_of(self.checkpoint, name)

@@ -21,9 +21,15 @@ from numpy.typing import NDArray
 from whisperport.build.compare import BASE_BYTES, MEMORY
 from whisperport.build.inspect import size_of
 from whisperport.build.judge.graph_run import cache_of, cached_layer, recorded
-from whisperport.build.judge.identity import SCALES, ChangedWeight, Identity
+from whisperport.build.judge.identity import (
+    SCALES,
+    ChangedWeight,
+    Identity,
+    kind_of_weight,
+)
 from whisperport.build.judge.operations import (
     INPUT,
+    LATER,
     NO_BIAS,
     OF_AUDIO,
     Explanation,
@@ -349,7 +355,7 @@ def _compare(
         # A branch of ONNX that finds a cache returns anything for the keys and values of the audio.
         of_audio = not (n_cached and path.suffix == ".onnx")
         computed = located.wrong_cache(returned, of_audio=of_audio)
-    return programs, computed and f"{'after the first run, ' * bool(n_cached)}{computed}"
+    return programs, computed and f"{LATER * bool(n_cached)}{computed}"
 
 
 def _compared_output(
@@ -479,12 +485,12 @@ class _Located:
         """Return in words which weight is used in place of one that no node reads; empty: none is."""
         matrices = [name for name in self.arrays if name.endswith(".weight")]
         count = {
-            name: len({id(n) for array in self.arrays[name] for n in self._readers.get(array, ())})
+            name: len({n.name for array in self.arrays[name] for n in self._readers.get(array, ())})
             for name in matrices
         }
-        kinds = {name: re.sub(r"\.\d+\.", ".N.", name, count=1) for name in matrices}
         for name in matrices:
-            twice = [o for o in matrices if kinds[o] == kinds[name] and count[o] > 1]
+            alike = (o for o in matrices if kind_of_weight(o) == kind_of_weight(name))
+            twice = [o for o in alike if count[o] > 1]
             if not count[name] and len(twice) == 1:
                 return f"{twice[0]} is used in place of {name}, which no node reads"
         return ""

@@ -32,6 +32,7 @@ OF_AUDIO = ("cross_attn.key", "cross_attn.value")
 """Ends of the decoder's layers that read features, not tokens."""
 BIAS = "its bias"
 NO_BIAS = f"{BIAS} is missing"
+LATER = "after the first run, "
 UNCOUNTED = "begins at the first token again: the cache is not counted"
 FIT = 0.05  # of the error: an operation that leaves less gives the value
 POINTS = (-2.0, -1.0, 0.0, 1.0, 2.0)  # at which an unknown activation is shown
@@ -318,8 +319,7 @@ class Explanation:
         if error_of(joined, attention @ values) > EXPLAINED:
             return ""
         scores = queries @ keys.transpose(0, 2, 1) * self.head_width**-0.5 + _causal(n)
-        powers = np.exp(scores - scores.max(2, keepdims=True))
-        right = (powers / powers.sum(2, keepdims=True))[:, self.rows]
+        right = _softmax(scores, 2)[:, self.rows]
         last = attention.shape[1] - 1
         seen, expected = (np.abs(part[:, last]).max(axis=0) > SEEN for part in (attention, right))
         if (seen != expected).any():
@@ -610,20 +610,23 @@ def _attention(
         is_joined: whether the heads' axes are ordered before they are joined.
         is_late: whether the mask hides what the softmax returns.
     """
-    q, k, v = (
-        np.moveaxis(x[0].reshape(len(x[0]), -1, head_width), 1, 0) for x in (queries, keys, values)
-    )
+    q, k, v = (heads_of(x, head_width) for x in (queries, keys, values))
     scores = q @ k.transpose(0, 2, 1) * np.float32(scale)
     if mask is not None and not is_late:
         scores = scores + mask
     if axis is not None:
-        powers = np.exp(scores - scores.max(axis, keepdims=True))
-        scores = powers / powers.sum(axis, keepdims=True)
+        scores = _softmax(scores, axis)
     if mask is not None and is_late:
         scores = np.where(mask < 0, 0, scores)
     joined = scores @ v
     joined = joined.transpose(1, 0, 2) if is_joined else joined
     return np.ascontiguousarray(joined).reshape(1, q.shape[1], -1).astype(np.float32)
+
+
+def _softmax(scores: Array, axis: int | tuple[int, ...]) -> Array:
+    powers = np.exp(scores - scores.max(axis, keepdims=True))
+    weights: Array = powers / powers.sum(axis, keepdims=True)
+    return weights
 
 
 def _causal(n: int, later: int = 0) -> Array:

@@ -46,7 +46,8 @@ from whisperport.build.layouts.openvino_genai.repairs import (
 from whisperport.build.layouts.openvino_genai.tokenizer_graphs import DETOKENIZER, tokenizer_graphs
 from whisperport.build.layouts.reading import Files, Reader, StoredArray, in_steps
 from whisperport.build.layouts.rules import Draft, LayoutRule, layout_rule
-from whisperport.targets.cpu.openvino.ir import IrGraph, IrNode, constants, read_ir
+from whisperport.errors import ProgramError
+from whisperport.targets.cpu.openvino.ir import IrGraph, IrNode, constants, places, read_ir
 
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
@@ -322,13 +323,10 @@ def _settings(files: Files, checkpoint: "Checkpoint") -> Iterator[Setting]:
 def _unread(files: Files, file: str, graph: IrGraph) -> Iterator[Setting]:
     """Yield the weights behind the last constant of a graph: exporters write none."""
     name = file.replace(".xml", ".bin")
-    ends = [0]
-    for _, node in graph.of_type("Const"):
-        places = [node.attributes.get(key, "") for key in ("offset", "size")]
-        if not all(map(str.isdecimal, places)):
-            return  # it is damaged, as the comparison of weights says
-        ends.append(sum(map(int, places)))
-    end = max(ends)
+    try:
+        end = max((place.stop for _, place in places(graph, name)), default=0)
+    except ProgramError:
+        return  # the comparison of weights says what is damaged
     if files.has(name) and (size := (files.path / name).stat().st_size) > end:
         reason = f"it has {size:,} bytes, of which {file} reads {end:,}: it is of another .xml"
         yield Setting.wrong(name, reason)

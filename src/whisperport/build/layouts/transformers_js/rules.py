@@ -53,7 +53,7 @@ from whisperport.build.layouts.onnx_graph.header import (
 from whisperport.build.layouts.onnx_graph.stored import stored_arrays
 from whisperport.build.layouts.reading import Files, Reader, StoredArray
 from whisperport.build.layouts.rules import Draft, LayoutRule, layout_rule
-from whisperport.build.layouts.transformers_js.folder import SUFFIXES
+from whisperport.build.layouts.transformers_js.folder import DTYPES, SUFFIXES
 from whisperport.build.layouts.transformers_js.graphs import (
     PARTS,
     SIDES,
@@ -68,7 +68,7 @@ if TYPE_CHECKING:  # it needs torch
 
 OWN, OUTSIDE = "transformers.js_config", "use_external_data_format"
 # The app's types -> the end of a file's name. Source: src/utils/dtypes.js of transformers.js.
-ENDS = {"fp32": "", "fp16": "_fp16", "q8": "_quantized"} | {
+ENDS = {dtype: SUFFIXES[precision] for precision, dtype in DTYPES.items()} | {
     name: f"_{name}"
     for name in ("int8", "uint8", "q4", "q2", "q1", "q4f16", "q2f16", "q1f16", "bnb4")
 }

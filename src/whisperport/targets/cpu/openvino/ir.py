@@ -132,6 +132,26 @@ def read_ir(path: Path) -> IrGraph:
         ) from error
 
 
+def places(graph: IrGraph, name: str) -> Iterator[tuple[IrNode, slice]]:
+    """Yield each constant of a graph, and its bytes in the .bin file `name`.
+
+    Raises:
+        ProgramError: a place is none.
+    """
+    for _, node in graph.of_type("Const"):
+        try:
+            start, n_bytes = int(node.attributes["offset"]), int(node.attributes["size"])
+            if not 0 <= start <= start + n_bytes:
+                raise ValueError(f"it begins at byte {start} and has {n_bytes} bytes")
+        except (KeyError, ValueError) as error:
+            raise ProgramError(
+                f"the constant `{node.name[:80]}` in {name} is damaged",
+                why=f"{type(error).__name__}: {error}"[:200],
+                hint=HINT,
+            ) from error
+        yield node, slice(start, start + n_bytes)
+
+
 def stored_bytes(graph: IrGraph, weights: Path) -> Iterator[tuple[IrNode, NDArray[np.uint8]]]:
     """Yield each constant of a graph and its bytes, which are mapped.
 
@@ -147,25 +167,15 @@ def stored_bytes(graph: IrGraph, weights: Path) -> Iterator[tuple[IrNode, NDArra
         mapped = np.memmap(weights, np.uint8, "r") if weights.stat().st_size else NO_BYTES
     except (OSError, ValueError) as error:
         raise ProgramError(f"cannot read {weights}", why=str(error)) from error
-    for _, node in graph.of_type("Const"):
-        try:
-            start, n_bytes = int(node.attributes["offset"]), int(node.attributes["size"])
-            if not 0 <= start <= start + n_bytes:
-                raise ValueError(f"it begins at byte {start} and has {n_bytes} bytes")
-        except (KeyError, ValueError) as error:
-            raise ProgramError(
-                f"the constant `{node.name[:80]}` in {weights.name} is damaged",
-                why=f"{type(error).__name__}: {error}"[:200],
-                hint=HINT,
-            ) from error
-        if start + n_bytes > len(mapped):
+    for node, place in places(graph, weights.name):
+        if place.stop > len(mapped):
             raise ProgramError(
                 f"{weights.name} is {'cut off, or of another .xml' if len(mapped) else 'empty'}",
                 why=f"it has {len(mapped):,} bytes; the constant `{node.name[:80]}` ends at byte "
-                f"{start + n_bytes:,}",
+                f"{place.stop:,}",
                 hint=f"download both files again, or {HINT}",
             )
-        yield node, mapped[start : start + n_bytes]
+        yield node, mapped[place]
 
 
 def constants(path: Path) -> Iterator[tuple[str, NDArray[Any]]]:
