@@ -71,9 +71,9 @@ def judge(
     PATH is the folder or the only file that an app loads; `whisperport apps` lists the apps. What the app
     needs and the files lack is listed, with a rule's code; `whisperport explain CODE` says more. With
     --checkpoint, each weight is looked for in the files, and each app that is installed must return what
-    the checkpoint emits. The exit status is 1 if anything is wrong, and 0 if there are only
-    warnings: something that the app ignores. The files are not changed; their graphs run only in apps, and
-    in processes with limits, which compare them layer by layer if something differs.
+    the checkpoint emits. The exit status is 1 if anything is wrong, and 0 if there are only warnings: the
+    app transcribes, but loses something, such as word timestamps. The files are not changed; their graphs
+    run only in apps, and in processes with limits, which compare them layer by layer if something differs.
 
     \b
     Examples:
