@@ -38,7 +38,9 @@ demo: $(VENV)/.installed-$(EXTRA)
 # Compiled modules are kept also where the environment says otherwise: without them, each worker and each of
 # the many processes that tests start compiles the package and the tests again.
 CHECK := $(BIN)/ruff format --check --quiet && $(BIN)/ruff check --quiet && $(BIN)/mypy --strict
-TEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --dist=loadfile
+# A worker that crashed is not replaced: pytest-xdist 3.8 then waits for ever for the last files.
+TEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --dist=loadfile \
+	--max-worker-restart=0
 
 test: $(VENV)/.installed-dev
 	@$(BIN)/python tests/cpu_minutes.py "make $@" '$(CHECK) && $(TEST)'

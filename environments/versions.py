@@ -29,7 +29,16 @@ SHOWN = (
     "tokenizers",
     "whisper-normalizer",
 )
-TESTS = ("-m", "pytest", "-q", "--numprocesses=auto", "--dist=loadfile", "-p", "no:cacheprovider")
+TESTS = (
+    "-m",
+    "pytest",
+    "-q",
+    "--numprocesses=auto",
+    "--dist=loadfile",
+    "--max-worker-restart=0",
+    "-p",
+    "no:cacheprovider",
+)
 
 
 def interpreters(version: str) -> Iterator[str]:

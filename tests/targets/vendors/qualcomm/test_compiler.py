@@ -297,8 +297,11 @@ def test_the_provider_is_asked_before_a_file_is_loaded(
         soc_model=None, architecture=75, compiler="", context_bytes=1, compatibility="v2:6"
     )
     monkeypatch.setattr(runtime, "check_context", lambda *_: context)
+    monkeypatch.setattr(runtime, "_npus", lambda ort, devices: devices[:1])
     monkeypatch.setattr(
-        runtime, "compatibility", lambda devices, stated: answer * (stated == "v2:6")
+        runtime,
+        "compatibility",
+        lambda npus, stated: answer * (len(npus) == 1 and stated == "v2:6"),
     )
     (exported_bundle / compiled).write_bytes(b"")
 
@@ -310,6 +313,16 @@ def test_the_provider_is_asked_before_a_file_is_loaded(
         "cannot run encoder.qnn on this NPU" if answer == "not" else at_load
     ) in rejected.value.what
     assert ("compile the bundle again" in caplog.text) == (answer == "works")
+
+
+@needs_simulator
+def test_the_provider_is_not_asked_about_the_simulator(compiled, monkeypatch):
+    asked: list[object] = []
+    monkeypatch.setattr(runtime, "compatibility", lambda npus, stated: asked.extend(npus) or "")
+
+    get_target(CHIP).load(compiled.folder, compiled.manifest.programs[:1], ONE)
+
+    assert not asked
 
 
 # The embedded model on the NPU keeps its accuracy and its words.
