@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from whisperport.speech.audio import HOP_LENGTH
 from whisperport.speech.audio.pcm import write_wav
 from whisperport.speech.text.vocabulary import openai_generation
 from whisperport.targets.vendors.qualcomm.context import context_binary
-from whisperport.targets.vendors.rockchip.compiler import MISCOMPILING_RULE, CompileOptions
+from whisperport.targets.vendors.rockchip.compiler import KEPT, MISCOMPILING_RULE, CompileOptions
 from whisperport.verification.clips import shipped_audio, shipped_clips
 
 from ...embedded import unpacked
@@ -132,6 +133,77 @@ def test_the_simulator_gets_what_the_compiler_got() -> None:
     assert f'disable_rules=["{MISCOMPILING_RULE}"]' in source
     assert CompileOptions().rules == (MISCOMPILING_RULE,)
     assert f"optimization_level={CompileOptions().optimization}," in source
+    assert npu_client.KEPT == KEPT
+
+
+@pytest.mark.parametrize("is_quantized", [False, True])
+def test_the_simulator_starts_from_what_the_compiler_kept(
+    is_quantized: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Sdk:
+        """The calls of rknn-toolkit2 2.5.0 that the loop makes."""
+
+        def __init__(self, verbose: bool) -> None:
+            self.calls: dict[str, Any] = {}
+
+        def __getattr__(self, name: str) -> Callable[..., Any]:
+            def called(*given: Any, **named: Any) -> Any:
+                self.calls[name] = (*given, *named.values())
+                return [self.calls] if name == "inference" else 0
+
+            return called
+
+    package, api = ModuleType("rknn"), ModuleType("rknn.api")
+    vars(api)["RKNN"] = Sdk
+    monkeypatch.setitem(sys.modules, "rknn", package)
+    monkeypatch.setitem(sys.modules, "rknn.api", api)
+    monkeypatch.chdir(tmp_path)
+    files = [str(tmp_path / f"encoder{suffix}") for suffix in KEPT]
+    if is_quantized:
+        for file in files:
+            Path(file).touch()
+
+    (calls,) = npu_client._rockchip(tmp_path / "encoder.onnx", "rk3588")([])
+
+    assert calls["config"] == ("rk3588", 3, [MISCOMPILING_RULE], "w8a8")
+    assert calls.get("hybrid_quantization_step2") == (tuple(files) if is_quantized else None)
+    assert calls.get("build") == (None if is_quantized else (False,))
+
+
+def test_only_a_boards_encoder_is_quantized(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a compiler that writes files for a board
+    asked = {}
+
+    def compile_nothing(graph: Path, options: Any) -> Any:
+        samples = sorted(options.inputs.glob("*/*.npy")) if options.inputs else []
+        asked[graph.stem] = options.precision, options.options["rk3588.keep"], len(samples)
+        options.out.mkdir(parents=True)
+        kept = KEPT if options.precision == "w8a8" else ()
+        for suffix in (".rknn", *kept):
+            (options.out / f"{graph.stem}{suffix}").write_text(f"{graph.stem}{suffix}")
+        program = SimpleNamespace(file=f"{graph.stem}.rknn")
+        return SimpleNamespace(folder=options.out, programs=[program])
+
+    monkeypatch.setattr(compiling, "compile_file", compile_nothing)
+    # when a folder is compiled in 8 bits
+    rknn._compile(job_of("sherpa-onnx-rknn", "rk3588", "w8a8", tmp_path))
+    # then only its encoder is, with samples of its input, and what the simulator needs is beside it
+    assert asked == {
+        "encoder": ("w8a8", "on", compiling.SAMPLES),
+        "decoder": ("fp16", "on", 0),
+    }
+    written = {
+        path.name: path.read_text()
+        for path in tmp_path.iterdir()
+        if path.suffix in (*KEPT, ".rknn")
+    }
+    assert written == {
+        "tiny-encoder.rknn": "encoder.rknn",
+        "tiny-decoder.rknn": "decoder.rknn",
+        **{f"encoder{suffix}": f"encoder{suffix}" for suffix in KEPT},
+    }
 
 
 @pytest.fixture(scope="module")
@@ -283,17 +355,20 @@ def published(folder: Path, size: str = "tiny.en") -> tuple[ProgramSpec, Program
 def test_published_files_for_a_board_are_judged_by_names_order_and_sizes(
     checkpoint: Any, tmp_path: Path
 ) -> None:
-    _, decoder = published(tmp_path)
+    encoder, decoder = published(tmp_path)
 
     judgement = judge(tmp_path)
     assert judgement
     assert list(judgement.layout.apps) == ["sherpa-onnx-rknn"]
     assert judgement.precision == "fp16"
 
-    # in 8 bits
+    # in 8 bits, also if only one of them is
     path = tmp_path / "tiny.en-decoder.rknn"
-    path.write_bytes(rknn_bytes(description(decoder, type="int8")))
-    assert (judge(tmp_path).precision, bool(judge(tmp_path))) == ("w8a8", True)
+    for spec, type in ((decoder, "int8"), (decoder, ""), (encoder, "int8")):
+        content = rknn_bytes(description(spec, type=type))
+        (tmp_path / f"tiny.en-{spec.name}.rknn").write_bytes(content)
+        precision = "w8a8" if type else "fp16"
+        assert (judge(tmp_path).precision, bool(judge(tmp_path))) == (precision, True)
 
     # with another checkpoint, whose sizes are expected
     judgement = judge(tmp_path, checkpoint)
@@ -502,6 +577,7 @@ def test_the_name_of_an_app_stands_for_those_on_npus() -> None:
         ("qcm6490", {"precision": "fp16"}, "has no fp16 on qcm6490", "choose one of w8a16"),
         ("sm8450", {"precision": "w8a16"}, "has no w8a16 on sm8450", "choose one of fp16"),
         ("sm8650", {"precision": "w8"}, "has no precision `w8`", "choose one of fp16, w8a16"),
+        ("rk3588", {"precision": "w8a16"}, "has no precision `w8a16`", "choose one of fp16, w8a8"),
         ("sm8650", {"calibration": Path()}, "cannot be used here", "omit `--calibration`"),
     ],
 )

@@ -49,7 +49,7 @@ from whisperport.verification.recording.audio_files import audio_files
 if TYPE_CHECKING:  # it needs torch
     from whisperport.model.checkpoint.checkpoint import Checkpoint
 
-CALIBRATED = "w8a16"  # the only precision of apps with ranges of activations
+CALIBRATED = ("w8a8", "w8a16")  # the precisions of apps with ranges of activations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +74,8 @@ class ConvertOptions:
     calibration: Annotated[
         Path | None,
         Option(
-            "With --precision w8a16: folder of audio files that resemble what the device will record. "
-            "Quantization ranges are derived from them",
+            "With --precision w8a8 or w8a16: folder of audio files that resemble what the device will "
+            "record. Quantization ranges are derived from them",
             metavar="DIR",
             exists=True,
             default="the audio files that come with whisperport",
@@ -309,10 +309,11 @@ def _precision(layout: Layout, app: App, options: ConvertOptions) -> str:
             f"{app.name} has no precision `{precision[:40]}`",
             hint=f"choose one of {', '.join(layout.precisions)}",
         )
-    if options.calibration is not None and precision != CALIBRATED:
+    if options.calibration is not None and precision not in CALIBRATED:
+        calibrated = " and ".join(CALIBRATED)
         raise UsageError(
             "`--calibration` cannot be used here",
-            why=f"files in {precision} have no quantization ranges; those in {CALIBRATED} have",
+            why=f"files in {precision} have no quantization ranges; those in {calibrated} have",
             hint="omit `--calibration`",
         )
     return precision

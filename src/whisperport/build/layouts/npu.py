@@ -121,7 +121,7 @@ class Compiled:
         other: returns how a file differs from what would be compiled of a graph; empty: it does not.
         size: takes a name, and what the graph is; returns the size, if the app reads it from one of them.
         sizes: that the app knows.
-        precision: takes the file of the decoder; returns the precision in which it is computed.
+        precision: takes a file; returns the precision in which it is computed.
         is_known: whether a file of the decoder is the app's, where its graph is missing.
         expected: returns what the graphs were, in the sizes of the checkpoint, or in those that both files
             state. It raises BundleError for a damaged file, and KeyError, IndexError or ValueError for one
@@ -199,13 +199,22 @@ def dims_of(
     )
 
 
-def compile_graphs(job: Compilation, place: Callable[[Path, Path], None], loop: Loop) -> None:
+def compile_graphs(
+    job: Compilation,
+    place: Callable[[Path, Path], None],
+    loop: Loop,
+    *,
+    quantized: Sequence[str] = GRAPHS,
+    turned_on: Sequence[str] = (),
+) -> None:
     """Compile both graphs of a folder for an app's chip, with the compiler in the app's environment.
 
     Args:
         job: what is compiled.
         place: takes a graph and the file that the compiler wrote, and writes what the app loads.
         loop: runs the graphs, if they are calibrated.
+        quantized: the graphs that a precision of 8 bits is for; the others are computed in float.
+        turned_on: options of the compiler.
 
     Raises:
         AudioError: there is too little audio to calibrate them.
@@ -215,27 +224,28 @@ def compile_graphs(job: Compilation, place: Callable[[Path, Path], None], loop: 
     (chip,) = job.app.devices
     compiler, command = get_target(chip).compiler, command_of(job.app)
     places = {compiler.toolchain: command[0]} if compiler and command else {}
-    is_quantized = job.precision != FLOAT
+    calibrated = () if job.precision == FLOAT else quantized
+    chosen = {f"{chip}.emulate": "0"}  # the simulator runs in the app's loop instead
     with temporary_folder() as scratch:
-        if is_quantized:
-            _write_samples(job, loop, scratch)
+        if calibrated:
+            _write_samples(job, loop, scratch, calibrated)
         for name in GRAPHS:
-            own = scratch / Path(name).stem
+            is_quantized, own = name in calibrated, scratch / Path(name).stem
             options = CompileOptions(
                 target=chip,
-                precision=job.precision,
+                precision=job.precision if is_quantized else FLOAT,
                 inputs=own if is_quantized else None,
                 out=own / chip,
                 work=own / "work",
-                options={f"{chip}.emulate": "0"},  # the simulator runs in the app's loop instead
+                options=chosen | dict.fromkeys((f"{chip}.{option}" for option in turned_on), "on"),
                 toolchains=places,
             )
             result = compile_file(job.folder / name, options)
             place(job.folder / name, result.folder / result.programs[0].file)
 
 
-def _write_samples(job: Compilation, loop: Loop, folder: Path) -> None:
-    """Write inputs of both graphs, with which they are calibrated: STEM/NUMBER/INPUT.npy.
+def _write_samples(job: Compilation, loop: Loop, folder: Path, graphs: Sequence[str]) -> None:
+    """Write inputs of graphs, with which they are calibrated: STEM/NUMBER/INPUT.npy.
 
     Raises:
         AudioError: there is too little audio.
@@ -252,9 +262,11 @@ def _write_samples(job: Compilation, loop: Loop, folder: Path) -> None:
     encode, n_samples = loop.load(job.folder), 0
     for mel in islice(mels, SAMPLES):
         fed, decoding = encode(mel)
-        offset = n_samples % dims.n_text_ctx
-        step = _token_inputs(decoding, offset, prompt, generation.end_of_text)
-        for name, arrays in zip(GRAPHS, (fed, step), strict=True):
+        inputs = {ENCODER: fed}
+        if DECODER in graphs:
+            offset = n_samples % dims.n_text_ctx
+            inputs[DECODER] = _token_inputs(decoding, offset, prompt, generation.end_of_text)
+        for name, arrays in inputs.items():
             place = folder / Path(name).stem / f"{n_samples:03d}"
             place.mkdir(parents=True)
             for tensor, array in arrays.items():
@@ -300,8 +312,9 @@ def reader(compiled: Compiled, is_own: Callable[[OnnxHeader, OnnxHeader], bool])
         return is_own(*(files.read(graph, read_header) for graph in GRAPHS))
 
     def precisions(files: Files) -> list[str]:
-        name = compiled.file(files, DECODER)
-        return [files.read(name, compiled.precision) if name else FLOAT]
+        names = filter(None, (compiled.file(files, graph) for graph in GRAPHS))
+        found = [files.read(name, compiled.precision) for name in names]
+        return [next((precision for precision in found if precision != FLOAT), FLOAT)]
 
     return Reader(
         recognize,

@@ -103,5 +103,4 @@ def _around(graph: "onnx.GraphProto", tensors: Collection[str]) -> Iterator[str]
             read.update(node.output)
     for node in graph.node:
         if not read.isdisjoint((*node.input, *node.output)) or not added.isdisjoint(node.output):
-            yield node.name
-            yield from node.output
+            yield from filter(None, (node.name, *node.output))  # optional outputs have no name

@@ -134,10 +134,13 @@ class FakeSdk:
 
     def hybrid_quantization_step1(self, dataset):
         Path("step.quantization.cfg").write_text(LISTED)
+        for name in ("step.model", "step.data"):
+            Path(name).write_text(name)
         return self._called("step1", len(Path(dataset).read_text().splitlines()))
 
     def hybrid_quantization_step2(self, model_input, data_input, model_quantization_cfg):
-        assert (Path(model_input).name, Path(data_input).name) == ("step.model", "step.data")
+        assert Path(model_input).read_text() == "step.model"
+        assert Path(data_input).read_text() == "step.data"
         return self._called("step2", Path(model_quantization_cfg).read_text())
 
     def build(self, do_quantization=True, dataset=None):
@@ -211,12 +214,29 @@ def test_what_8_bits_ruin_is_built_in_float16_by_the_compilers_names(sdk, tmp_pa
     assert "build" not in calls
 
 
+@pytest.mark.parametrize("in_float", [[], ["sum"]])
+def test_what_the_simulator_starts_from_is_kept(sdk, tmp_path, in_float):
+    planned = plan("w8a8", keep="on", emulate="0")
+    run_stage(tmp_path, replace(planned, settings={**planned.settings, "in_float": in_float}))
+
+    assert planned.keep == ("step.model", "step.data", "step.cfg")
+    assert set(planned.keep) < set(planned.stages[0].writes)
+    assert [(tmp_path / name).read_text() for name in planned.keep[:2]] == [*planned.keep[:2]]
+    listed = (tmp_path / "step.cfg").read_text()
+    assert listed == dict(sdk.seen)["step2"]
+    assert (listed == LISTED) != bool(in_float)
+    assert not list(tmp_path.glob("building-*"))
+    for off in (plan("w8a8"), plan("w16a16", keep="on"), plan(keep="on")):
+        assert off.keep == ()
+        assert len(off.stages[0].writes) == 3
+
+
 def test_only_an_encoder_in_8_bits_is_examined(tmp_path):
     graph = onnx.parser.parse_graph(
         """two (float[1,4,8] mel) => (float[1,4,8] features)
         <float[8] b = {1,1,1,4000,1,1,1,1}>
         { [scale] massive = Mul(mel, b)  [turn] turned = Transpose(massive)  [half] h = Abs(turned)
-          [back] features = Transpose(h)  [other] unused = Abs(mel) }"""
+          features = Transpose(h)  [other] unused = Abs(mel) }"""
     )
     opset = onnx.helper.make_opsetid("", 19)
     onnx.save(onnx.helper.make_model(graph, opset_imports=[opset]), tmp_path / "encoder.onnx")

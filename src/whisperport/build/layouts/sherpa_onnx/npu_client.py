@@ -21,6 +21,7 @@ LAST_LANGUAGE = 50358  # the first id after those of languages
 TOKENS_PER_S, FRAMES_PER_S = 6, 100
 MOST_OFFSETS = 100  # of the script for Rockchip's boards
 TAIL = 50  # empty frames of it, after audio that is too long
+KEPT = (".model", ".data", ".cfg")  # what Rockchip's compiler kept of a quantized graph
 Run = Callable[[Sequence[Any]], list[Any]]
 
 
@@ -177,7 +178,7 @@ def _qualcomm(path: Path, _chip: str) -> Run:
 def _rockchip(path: Path, chip: str) -> Run:
     """Build a graph as its file beside it was built, and return a function that runs it.
 
-    The simulator does not load files.
+    The simulator does not load files. What the compiler kept of a quantized graph has its ranges.
     """
     from rknn.api import RKNN
 
@@ -185,9 +186,16 @@ def _rockchip(path: Path, chip: str) -> Run:
     os.chdir(tempfile.mkdtemp())  # the compiler writes files there
     built = RKNN(verbose=False)
     built.config(
-        target_platform=chip, optimization_level=3, disable_rules=["convert_exmatmul_to_mul"]
+        target_platform=chip,
+        optimization_level=3,
+        disable_rules=["convert_exmatmul_to_mul"],
+        quantized_dtype="w8a8",
     )
-    codes = built.load_onnx(model=str(path)), built.build(do_quantization=False)
+    kept = [path.with_suffix(suffix) for suffix in KEPT]
+    if kept[0].is_file():
+        codes = [built.hybrid_quantization_step2(*map(str, kept))]
+    else:
+        codes = [built.load_onnx(model=str(path)), built.build(do_quantization=False)]
     if any(codes) or built.init_runtime():
         raise SystemExit(f"rknn-toolkit2 could not build {path.name}: {codes}")
 

@@ -10,14 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whisperport.build.layouts.layout import App, Compilation, DecodingProfile, Layout, apps
-from whisperport.build.layouts.npu import FLOAT, Compiled, compile_graphs, for_one_of, reader, rule
+from whisperport.build.layouts.npu import (
+    ENCODER,
+    FLOAT,
+    Compiled,
+    compile_graphs,
+    for_one_of,
+    reader,
+    rule,
+)
 from whisperport.build.layouts.reading import Files
 from whisperport.build.layouts.sherpa_onnx import npu
 from whisperport.build.layouts.sherpa_onnx.npu_graphs import LOOP, Form
 from whisperport.errors import BundleError
 from whisperport.program.spec import ProgramSpec
-from whisperport.targets.vendors.rockchip.chips import CHIPS
-from whisperport.targets.vendors.rockchip.compiler import QUANTIZED
+from whisperport.targets.vendors.rockchip.chips import CHIPS, W8A8
+from whisperport.targets.vendors.rockchip.compiler import KEPT, QUANTIZED
 from whisperport.targets.vendors.rockchip.rknn_file import check_rknn, read_rknn
 
 if TYPE_CHECKING:  # it needs torch
@@ -39,8 +47,10 @@ def _compile(job: Compilation) -> None:
 
     def place(graph: Path, compiled: Path) -> None:
         shutil.copyfile(compiled, job.folder / _name(graph.stem, size))
+        for kept in filter(Path.is_file, map(compiled.with_suffix, KEPT)):  # the simulator's
+            shutil.copyfile(kept, job.folder / kept.name)
 
-    compile_graphs(job, place, LOOP)
+    compile_graphs(job, place, LOOP, quantized=(ENCODER,), turned_on=("keep",))
 
 
 def _warnings(checkpoint: "Checkpoint") -> Iterator[str]:
@@ -76,9 +86,9 @@ def _other(spec: ProgramSpec, path: Path) -> str:
     return ""
 
 
-def _precision(decoder: Path) -> str:
+def _precision(path: Path) -> str:
     try:
-        types = read_rknn(decoder).types
+        types = read_rknn(path).types
     except BundleError:  # a rule says so
         return FLOAT
     return next((name for name, (_, kind) in QUANTIZED.items() if kind in types), FLOAT)
@@ -102,7 +112,7 @@ COMPILED = Compiled(
 
 LAYOUT = Layout(
     title="folder of SIZE-encoder.rknn, SIZE-decoder.rknn and SIZE-tokens.txt for an NPU of Rockchip",
-    precisions=(FLOAT,),
+    precisions=(FLOAT, W8A8),
     apps=apps(
         App(
             name="sherpa-onnx-rknn",

@@ -27,6 +27,7 @@ from whisperport.targets.vendors.rockchip.chips import FLOAT, W8A8, W16A16, Chip
 from whisperport.targets.vendors.rockchip.rknn_file import FLOAT_TYPE, check_rknn
 
 LOWERED, COMPILED = ".onnx", ".rknn"
+KEPT = (".model", ".data", ".cfg")  # of the compiler's own graph, quantized
 BUILT = "built.json"
 OLDEST = (2, 5)  # of rknn-toolkit2; no older version was tried
 
@@ -81,6 +82,13 @@ class CompileOptions:
             "samples show (the compiler's hybrid quantization)"
         ),
     ] = True
+    keep: Annotated[
+        bool,
+        Option(
+            "Write beside a program in w8a8 what the compiler knows after its quantization, in files "
+            ".model, .data and .cfg: the simulator starts from them without calibration samples"
+        ),
+    ] = False
     samples: Annotated[
         int,
         Option(
@@ -142,9 +150,10 @@ class RknnCompiler(Compiler):
         model, artifact = f"{name}{LOWERED}", f"{name}{COMPILED}"
         inputs, outputs = self.emulated(request)
         sensitive = self._ruined(request)
+        keep = [f"{name}{suffix}" for suffix in KEPT if chosen.keep and self._precision == W8A8]
         reads = (*request.files, *request.arrays, *inputs.values())
         return CompilePlan(
-            stages=(Stage("compile", reads, (artifact, BUILT, *outputs.values())),),
+            stages=(Stage("compile", reads, (artifact, BUILT, *keep, *outputs.values())),),
             artifact=artifact,
             settings={
                 "model": model,
@@ -154,9 +163,11 @@ class RknnCompiler(Compiler):
                 "quantized_dtype": QUANTIZED[self._precision][0] if request.arrays else "",
                 "calibration": list(request.arrays),
                 "in_float": sensitive.names if sensitive else (),
+                "keep": keep,
                 "simulated_inputs": inputs,
                 "simulated_outputs": list(outputs.values()),
             },
+            keep=tuple(keep),
             notes=sensitive.notes(FLOAT_TYPE) if sensitive else (),
         )
 

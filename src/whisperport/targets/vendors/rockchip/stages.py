@@ -86,7 +86,7 @@ def _built(sdk: Any, job: Any, kit: Any, work: Path) -> Any:
     _expect_success("load_onnx", loaded, kit.read_log(log))
     arrays = [kit.load(job.folder / file) for file in own["calibration"]]
     dataset = _dataset(arrays, work) if arrays else None
-    if own["in_float"]:
+    if own["in_float"] or own["keep"]:
         status = compiler.hybrid_quantization_step1(dataset=dataset)
         _expect_success("hybrid_quantization_step1", status, kit.read_log(log))
         compiler.release()
@@ -102,12 +102,14 @@ def _built_hybrid(compiler: Any, job: Any, kit: Any, work: Path) -> Any:
     It wrote the compiler's own graph, and a file that lists its tensors. An operator whose output this file
     names under `custom_quantize_layers` has another type. The second step loads the graph itself.
     """
-    model = str(work / job.name)
-    listed = Path(f"{model}.quantization.cfg")
-    text = listed.read_text(encoding="utf-8")
-    listed.write_text(in_float16(text, job.settings["in_float"]), encoding="utf-8")
+    files = [work / f"{job.name}.{kind}" for kind in ("model", "data", "quantization.cfg")]
+    text = files[-1].read_text(encoding="utf-8")
+    files[-1].write_text(in_float16(text, job.settings["in_float"]), encoding="utf-8")
+    for index, kept in enumerate(job.settings["keep"]):
+        files[index] = files[index].replace(job.folder / kept)
+    model, data, listed = map(str, files)
     built = compiler.hybrid_quantization_step2(
-        model_input=f"{model}.model", data_input=f"{model}.data", model_quantization_cfg=str(listed)
+        model_input=model, data_input=data, model_quantization_cfg=listed
     )
     _expect_success("hybrid_quantization_step2", built, kit.read_log(job.folder / "compile.log"))
     return compiler
@@ -121,7 +123,7 @@ def in_float16(listed: str, names: Sequence[str]) -> str:
     """
     ours = re.compile(f"(?:{'|'.join(map(re.escape, names))})(?:$|[-#]|_(?![0-9]))")
     tensors = re.findall("^    (?=\\S)(.+):$", listed, re.MULTILINE)
-    chosen = [tensor for tensor in tensors if ours.match(tensor.strip("'\""))]
+    chosen = [tensor for tensor in tensors if names and ours.match(tensor.strip("'\""))]
     print("in float16:", ", ".join(chosen), flush=True)
     layers = "".join(f"\n    {tensor}: float16" for tensor in chosen)
     return listed.replace(
