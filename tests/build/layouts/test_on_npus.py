@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from whisperport import judge
 from whisperport.apps.cli.convert import convert as convert_verb
 from whisperport.build.compile.lowered_file import READERS
-from whisperport.build.layouts import app_with_chip, layout_of, recognized
+from whisperport.build.layouts import app_with_chip, layout_of, qualcomm_ai_hub, recognized
 from whisperport.build.layouts import convert as converting
 from whisperport.build.layouts import npu as compiling
 from whisperport.build.layouts.convert import ConvertOptions, convert
@@ -640,6 +640,38 @@ def test_eight_bits_are_calibrated_and_compiled(tmp_path: Path) -> None:
         for actual, exact in zip(found, expected, strict=True):
             noise = np.linalg.norm(actual - exact)
             assert LEAST_DB[graph] < 20 * np.log10(np.linalg.norm(exact) / noise) < 80
+
+
+def test_the_log_of_a_compiler_that_failed_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def fail(_graph: Path, options: Any) -> None:
+        options.work.mkdir(parents=True)
+        log = options.work / "compile.log"
+        log.write_text("what the vendor printed")
+        raise LoweringError("it failed", hint=f"the complete log is in {log}")
+
+    monkeypatch.setattr(compiling, "compile_file", fail)
+    (tmp_path / "graphs").mkdir()
+    with pytest.raises(LoweringError) as error:
+        rknn._compile(job_of("sherpa-onnx-rknn", "rk3588", "fp16", tmp_path / "graphs"))
+
+    named = Path(error.value.hint.rpartition(" ")[2])
+    assert named.read_text() == "what the vendor printed"
+    assert [path.name for path in tmp_path.iterdir() if path != named] == ["graphs"]
+
+
+def test_ai_hubs_decoder_is_compiled_in_eight_bits(tmp_path: Path) -> None:
+    """Its cache is read by the attention, and returned: the provider's optimizer mixed up their types."""
+    pytest.importorskip("onnxruntime_qnn", exc_type=ImportError)
+    job = job_of("qualcomm-ai-hub", "sm8650", "w8a16", tmp_path)
+
+    assert job.app.compile is not None
+    job.app.compile(job)
+
+    assert broken(tmp_path, qualcomm_ai_hub.LAYOUT) == []
 
 
 def test_too_little_audio_does_not_calibrate(tmp_path: Path) -> None:

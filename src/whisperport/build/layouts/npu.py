@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,7 +25,7 @@ from whisperport.build.layouts.onnx_graph.header import OnnxHeader, read_header
 from whisperport.build.layouts.onnx_graph.stored import stored_arrays
 from whisperport.build.layouts.reading import Files, Reader
 from whisperport.build.layouts.rules import LayoutRule, layout_rule
-from whisperport.errors import AudioError, BundleError
+from whisperport.errors import AudioError, BundleError, LoweringError
 from whisperport.program.dims import Dims
 from whisperport.program.spec import ProgramSpec
 from whisperport.runtime import start_tokens
@@ -240,8 +241,22 @@ def compile_graphs(
                 options=chosen | dict.fromkeys((f"{chip}.{option}" for option in turned_on), "on"),
                 toolchains=places,
             )
-            result = compile_file(job.folder / name, options)
+            try:
+                result = compile_file(job.folder / name, options)
+            except LoweringError as error:
+                error.hint = _with_kept_logs(error.hint, own)
+                raise
             place(job.folder / name, result.folder / result.programs[0].file)
+
+
+def _with_kept_logs(hint: str, scratch: Path) -> str:
+    """Return a hint that names copies of the logs in a folder, since the folder is deleted."""
+    for log in scratch.rglob("*.log"):
+        if str(log) in hint:
+            with NamedTemporaryFile(prefix="whisperport-", suffix=".log", delete=False) as kept:
+                kept.write(log.read_bytes())
+            hint = hint.replace(str(log), kept.name)
+    return hint
 
 
 def _write_samples(job: Compilation, loop: Loop, folder: Path, graphs: Sequence[str]) -> None:

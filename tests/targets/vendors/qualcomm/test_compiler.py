@@ -640,3 +640,32 @@ def test_a_program_with_integer_inputs_is_calibrated(tmp_path):
     number = np.array([3], np.int32)
     (found,) = onnxruntime.InferenceSession(path).run(None, {"x": x[0], "n": number})
     assert compare("y", found, x[0] @ weights + 3, GATES["w8a16"]).sqnr_db > 30
+
+
+def test_nodes_without_a_name_are_told_apart(tmp_path):
+    """Keys and values are converted for the matmul that reads them, and for no other node."""
+    values = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 8, 8])
+        for name in ("a", "b", "y", "z")
+    ]
+    nodes = [
+        helper.make_node("MatMul", ["a", "b"], ["y"]),
+        helper.make_node("Relu", ["b"], ["z"]),
+    ]
+    graph = helper.make_graph(nodes, "product", values[:2], values[2:])
+    path = tmp_path / "product.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]), path)
+    random = np.random.default_rng(0)
+    files = {name: tmp_path / f"{name}.npy" for name in "ab"}
+    for file in files.values():
+        np.save(file, random.standard_normal((4, 2, 8, 8)).astype(np.float32))
+
+    quantize_in_place(path, files, INT16, target="sm8650", extra="qualcomm")
+
+    quantized = onnx.load(path).graph
+    types = {one.name: one.data_type for one in quantized.initializer}
+    makers = {node.output[0]: node for node in quantized.node}
+    (matmul,) = (node for node in quantized.node if node.op_type == "MatMul")
+    (other,) = (node for node in quantized.node if node.op_type == "Relu")
+    assert types[makers[matmul.input[1]].input[2]] == TensorProto.INT16
+    assert types[makers[other.input[0]].input[2]] == TensorProto.UINT16

@@ -27,6 +27,7 @@ POSITIONS = 200  # of a text
 HIDDEN = -100.0  # what the app adds to the scores of positions that are empty
 # Between (1, H, n, D) and what the app has: keys (H, 1, D, n), values (H, 1, n, D).
 KEYS, VALUES = [1, 0, 3, 2], [1, 0, 2, 3]
+NEWEST = (("k", 3), ("v", 2))  # and the axis of positions
 
 
 def write_encoder(checkpoint: "Checkpoint", path: Path) -> None:
@@ -53,13 +54,16 @@ def write_decoder(checkpoint: "Checkpoint", path: Path) -> None:
 
     def self_kv(layer: int, *new: str) -> KeysAndValues:
         all_rows = []
-        for kind, rows in zip("kv", new, strict=True):
-            past = _swapped(graph, f"{kind}_cache_self_{layer}_in", kind)
-            joined = graph.op("Concat", past, network.heads(rows, dims.n_text_head), axis=2)
-            bounds = (graph.constant([at]) for at in (1, POSITIONS, 2))
-            newest = _swapped(graph, graph.op("Slice", joined, *bounds), kind)
-            graph.rename(newest, f"{kind}_cache_self_{layer}_out")
-            all_rows.append(joined)
+        for (kind, axis), rows in zip(NEWEST, new, strict=True):
+            past = f"{kind}_cache_self_{layer}_in"
+            own = network.heads(rows, dims.n_text_head)
+            bounds = (graph.constant([at]) for at in (1, POSITIONS, axis))
+            # Of the past, and not of all rows: the provider's optimizer mixes up the types of two readers.
+            kept = graph.op(
+                "Concat", graph.op("Slice", past, *bounds), _swapped(graph, own, kind), axis=axis
+            )
+            graph.rename(kept, f"{kind}_cache_self_{layer}_out")
+            all_rows.append(graph.op("Concat", _swapped(graph, past, kind), own, axis=2))
         return all_rows[0], all_rows[1]
 
     def cross_kv(layer: int) -> KeysAndValues:

@@ -65,7 +65,7 @@ def _quantize(path: Path, out: Path, arrays: Mapping[str, Path], operand: Operan
 
     source = out.with_name(f"fused-{path.name}")
     fuse(path, source)
-    model = _with_own_tables(source)
+    model = _prepared(source)
     types = {
         value.name: onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
         for value in model.graph.input
@@ -102,10 +102,11 @@ def _quantize(path: Path, out: Path, arrays: Mapping[str, Path], operand: Operan
     quantize(source, out, configuration)
 
 
-def _with_own_tables(path: Path) -> Any:
-    """Give each Gather of a file a table of its own, if another node multiplies by it, as by an embedding.
+def _prepared(path: Path) -> Any:
+    """Name the nodes of a file, and give each Gather a table of its own if another node multiplies by it.
 
-    A table is an activation, in 16 bits, and a weight has 8: the provider takes one form of a tensor only.
+    Nodes without a name are the same one to the quantizer: what is converted for one is for all. A table is
+    an activation, in 16 bits, and a weight has 8: the provider takes one form of a tensor only.
 
     Returns:
         The model in the file.
@@ -114,6 +115,8 @@ def _with_own_tables(path: Path) -> Any:
 
     model = onnx.load(path)
     graph = model.graph
+    for node in graph.node:
+        node.name = node.name or f"node of {node.output[0]}"
     weights = {weight.name: weight for weight in graph.initializer}
     readers = Counter(name for node in graph.node for name in set(node.input))
     shared = [
@@ -124,9 +127,8 @@ def _with_own_tables(path: Path) -> Any:
     for node in shared:
         table = graph.initializer.add()
         table.CopyFrom(weights[node.input[0]])
-        table.name = node.input[0] = f"{node.name or node.output[0]}.{table.name}"
-    if shared:
-        onnx.save(model, path)
+        table.name = node.input[0] = f"{node.name}.{table.name}"
+    onnx.save(model, path)
     return model
 
 

@@ -85,8 +85,8 @@ class CompileOptions:
     keep: Annotated[
         bool,
         Option(
-            "Write beside a program in w8a8 what the compiler knows after its quantization, in files "
-            ".model, .data and .cfg: the simulator starts from them without calibration samples"
+            "Write files .model, .data and .cfg beside a program in w8a8: with them, the simulator starts "
+            "without calibration samples"
         ),
     ] = False
     samples: Annotated[
