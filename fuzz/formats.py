@@ -599,11 +599,13 @@ def _verify_layout(folder: Path) -> None:
 # Files of another app.
 
 
-def _make_layout(random: Random, seeds: Path, folder: Path, outside: str) -> None:
+def _make_layout(
+    random: Random, seeds: Path, folder: Path, outside: str, group: str = "layouts"
+) -> None:
     """Copy the files of an app, and change one or two of them."""
     from fuzz.mutators import onnx_graphs
 
-    source = random.choice(sorted((seeds / "layouts").iterdir()))
+    source = random.choice(sorted((seeds / group).iterdir()))
     path = folder / source.name
     if source.is_file():
         data = source.read_bytes()
@@ -773,6 +775,14 @@ FORMATS = (
     Format("HEF", "read_hef", ("hef",), _make_hef, _read_hef, 1000),
     Format("whisperport.json", "verify", ("layout",), _make_record, _verify_layout, 1000),
     Format("files of an app", "judge", ("ggml", "layouts"), _make_layout, _judge, 1000),
+    Format(
+        "files of an app, .pte",
+        "judge",
+        ("layouts-pte",),
+        partial(_make_layout, group="layouts-pte"),
+        _judge,
+        250,
+    ),
     # Half a second each: fifty times the others.
     Format("device outputs", "diagnose", (), _make_device_outputs, _diagnose, 200),
     Format("audio", "load_audio", ("audio",), _make_audio, _load_audio, 1000),

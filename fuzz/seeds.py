@@ -481,8 +481,13 @@ def _layout(folder: Path) -> None:
     write_record(record_path(folder), record)
 
 
-def _layouts(folder: Path) -> None:
-    """Write the files of each app that reads a checkpoint of a few kilobytes."""
+def _layouts(folder: Path, *, of_pte: bool = False) -> None:
+    """Write the files of each app that reads a checkpoint of a few kilobytes.
+
+    Args:
+        folder: to write to.
+        of_pte: those of ExecuTorch's apps, which XNNPACK's compiler makes, in place of all others.
+    """
     from whisperport.build.layouts import all_layouts, huggingface_files
     from whisperport.build.layouts.openvino_genai.folder import write_graphs
 
@@ -490,6 +495,8 @@ def _layouts(folder: Path) -> None:
     checkpoint = replace(micro_checkpoint(), tokenizer_json=with_space)
     for layout in all_layouts():
         app = next(iter(layout.apps))
+        if of_pte != ("executorch" in app):
+            continue
         path = folder / f"{app}{layout.suffix}"
         if layout.suffix:
             shutil.copyfile(folder_of("ggml", folder.parent) / "ggml.bin", path)
@@ -503,6 +510,8 @@ def _layouts(folder: Path) -> None:
                 huggingface_files.write_json(path / f"{name.replace('_json', '')}.json", written)
         else:
             layout.write(checkpoint, "fp32", path)
+    if of_pte:
+        return
     (folder / "pair").mkdir()
     _pair(folder / "pair")
     (folder / "rknn").mkdir()
@@ -625,6 +634,7 @@ GROUPS: dict[str, Callable[[Path], None]] = {
     "hef": _hef,
     "layout": _layout,
     "layouts": _layouts,
+    "layouts-pte": lambda folder: _layouts(folder, of_pte=True),
     "tables": _tables,
     "audio": _audio,
 }

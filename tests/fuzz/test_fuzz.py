@@ -1,6 +1,6 @@
 """The fuzzer: its seeds, a few mutated inputs of every format, and one input of each kind it found.
 
-`make fuzz` runs thousands. The two formats that need XNNPACK's compiler for their seeds are only run there.
+`make fuzz` runs thousands. The formats that need XNNPACK's compiler for their seeds are only run there.
 """
 
 import errno
@@ -347,7 +347,7 @@ def test_an_operator_whose_name_is_not_utf_8_is_damage(tmp_path: Path) -> None:
         read_graphs(tmp_path / "program.onnx")
 
 
-COMPILED = ("bundle-xnnpack", "pte")
+COMPILED = ("bundle-xnnpack", "layouts-pte", "pte")
 QUICK = {
     name: entry
     for name, entry in all_formats().items()

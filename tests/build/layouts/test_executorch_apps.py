@@ -329,7 +329,7 @@ def test_the_layout_is_found_by_its_methods(tmp_path: Path) -> None:
 
 def multilingual() -> Any:
     """A checkpoint that ExecuTorch's own runner can run: its texts begin with 50258."""
-    return random_checkpoint(replace(SIZES, n_vocab=51865))
+    return random_checkpoint(replace(SIZES, n_text_layer=1, n_vocab=51865))
 
 
 @pytest.fixture(scope="module")
