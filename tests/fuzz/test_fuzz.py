@@ -347,6 +347,23 @@ def test_an_operator_whose_name_is_not_utf_8_is_damage(tmp_path: Path) -> None:
         read_graphs(tmp_path / "program.onnx")
 
 
+def test_a_tensor_of_more_elements_than_can_be_counted_is_damage(tmp_path: Path) -> None:
+    """The operations of such a program are more than a float can hold."""
+    path = tmp_path / "program.onnx"
+    for n_axes in (24, 1):
+        ends = [
+            helper.make_tensor_value_info(end, TensorProto.FLOAT, [2**62] * n_axes) for end in "xy"
+        ]
+        graph = helper.make_graph([helper.make_node("Erf", ["x"], ["y"])], "g", ends[:1], ends[1:])
+        path.write_bytes(helper.make_model(graph).SerializeToString())
+        if n_axes == 1:
+            assert len(read_graphs(path)) == 1
+            continue
+        with pytest.raises(ProgramError) as rejected:
+            read_graphs(path)
+        assert "the tensor 'x' has more elements than 63 bits can count" in rejected.value.why
+
+
 COMPILED = ("bundle-xnnpack", "layouts-pte", "pte")
 QUICK = {
     name: entry

@@ -15,6 +15,7 @@ from whisperport.system.regular_file import other_kind
 
 ZIP, TFLITE, EXECUTORCH, ONNX_IR_VERSION = b"PK\x03\x04", b"TFL3", b"ET", b"\x08"
 HEAD_BYTES = 8  # of a file, which tell its format
+MOST_ELEMENTS = 2**63 - 1  # of a tensor; no runtime counts further
 
 
 def read_graphs(
@@ -33,6 +34,20 @@ def read_graphs(
         BundleError: the bundle is damaged.
         MissingPackageError: the reader of the file's format is not installed.
     """
+    graphs = _graphs(path, sizes, profilers)
+    for node in (node for graph in graphs for node in graph.nodes):
+        for value in (*node.tensors, *node.outputs):
+            if (value.size or 0) > MOST_ELEMENTS:
+                raise ProgramError(
+                    f"{path.name} is damaged",
+                    why=f"the shape that it states of the tensor {value.name[:40]!r} has more elements "
+                    "than 63 bits can count",
+                    hint="write the file again",
+                )
+    return graphs
+
+
+def _graphs(path: Path, sizes: Mapping[str, int], profilers: Sequence[Profiler]) -> list[Graph]:
     hint = f"give a {readable_formats(profilers, '.pt2')} file, or a bundle"
     if path.is_dir():
         if sizes:
