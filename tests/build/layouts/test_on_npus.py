@@ -30,7 +30,13 @@ from whisperport.build.layouts.qualcomm_ai_hub import client as hub_client
 from whisperport.build.layouts.reading import Files
 from whisperport.build.layouts.reference import known_logits, reference_of, spectrogram
 from whisperport.build.layouts.sherpa_onnx import npu, npu_client, npu_graphs, qnn, rknn
-from whisperport.errors import AudioError, BundleError, LoweringError, UsageError
+from whisperport.errors import (
+    AudioError,
+    BundleError,
+    LoweringError,
+    MissingPackageError,
+    UsageError,
+)
 from whisperport.program.spec import ProgramSpec, TensorSpec
 from whisperport.speech.audio import HOP_LENGTH
 from whisperport.speech.audio.pcm import write_wav
@@ -640,6 +646,19 @@ def test_eight_bits_are_calibrated_and_compiled(tmp_path: Path) -> None:
         for actual, exact in zip(found, expected, strict=True):
             noise = np.linalg.norm(actual - exact)
             assert LEAST_DB[graph] < 20 * np.log10(np.linalg.norm(exact) / noise) < 80
+
+
+def test_without_the_compiler_the_app_is_to_be_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*_: Any) -> None:
+        raise MissingPackageError("not compiled yet", hint="copy a folder")
+
+    monkeypatch.setattr(compiling, "compile_file", missing)
+    with pytest.raises(MissingPackageError) as error:
+        rknn._compile(job_of("sherpa-onnx-rknn", "rk3588", "fp16", tmp_path))
+
+    assert error.value.hint == "whisperport apps --install sherpa-onnx-rknn"
 
 
 def test_the_log_of_a_compiler_that_failed_stays(

@@ -25,7 +25,7 @@ from whisperport.build.layouts.onnx_graph.header import OnnxHeader, read_header
 from whisperport.build.layouts.onnx_graph.stored import stored_arrays
 from whisperport.build.layouts.reading import Files, Reader
 from whisperport.build.layouts.rules import LayoutRule, layout_rule
-from whisperport.errors import AudioError, BundleError, LoweringError
+from whisperport.errors import AudioError, BundleError, LoweringError, MissingPackageError
 from whisperport.program.dims import Dims
 from whisperport.program.spec import ProgramSpec
 from whisperport.runtime import start_tokens
@@ -243,6 +243,9 @@ def compile_graphs(
             )
             try:
                 result = compile_file(job.folder / name, options)
+            except MissingPackageError as error:
+                error.hint = f"whisperport apps --install {job.app.name}"
+                raise
             except LoweringError as error:
                 error.hint = _with_kept_logs(error.hint, own)
                 raise

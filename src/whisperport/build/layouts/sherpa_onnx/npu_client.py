@@ -5,8 +5,10 @@ csrc/qnn/offline-whisper-model-qnn.cc (`Run`), csrc/math.cc (`NormalizeWhisperFe
 scripts/whisper/rknn/test_on_rk3588_board.py.
 """
 
+import atexit
 import base64
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -183,7 +185,9 @@ def _rockchip(path: Path, chip: str) -> Run:
     from rknn.api import RKNN
 
     os.environ.setdefault("TQDM_DISABLE", "1")
-    os.chdir(tempfile.mkdtemp())  # the compiler writes files there
+    here = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, here, ignore_errors=True)
+    os.chdir(here)  # the compiler writes files there
     built = RKNN(verbose=False)
     built.config(
         target_platform=chip,

@@ -115,8 +115,9 @@ def _prepared(path: Path) -> Any:
 
     model = onnx.load(path)
     graph = model.graph
-    for node in graph.node:
-        node.name = node.name or f"node of {node.output[0]}"
+    unnamed = [node for node in graph.node if not node.name]
+    for node in unnamed:
+        node.name = f"node of {node.output[0]}"
     weights = {weight.name: weight for weight in graph.initializer}
     readers = Counter(name for node in graph.node for name in set(node.input))
     shared = [
@@ -128,7 +129,8 @@ def _prepared(path: Path) -> Any:
         table = graph.initializer.add()
         table.CopyFrom(weights[node.input[0]])
         table.name = node.input[0] = f"{node.name}.{table.name}"
-    onnx.save(model, path)
+    if unnamed or shared:
+        onnx.save(model, path)
     return model
 
 
