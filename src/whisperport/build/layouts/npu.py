@@ -329,14 +329,14 @@ def reader(compiled: Compiled, is_own: Callable[[OnnxHeader, OnnxHeader], bool])
             return False
         return is_own(*(files.read(graph, read_header) for graph in GRAPHS))
 
-    def precisions(files: Files) -> list[str]:
+    def precision_of(files: Files) -> list[str]:
         names = filter(None, (compiled.file(files, graph) for graph in GRAPHS))
-        found = [files.read(name, compiled.precision) for name in names]
-        return [next((precision for precision in found if precision != FLOAT), FLOAT)]
+        precisions = [files.read(name, compiled.precision) for name in names]
+        return [next((precision for precision in precisions if precision != FLOAT), FLOAT)]
 
     return Reader(
         recognize,
-        precisions,
+        precision_of,
         lambda files, _precision: stored_arrays(files, GRAPHS),
         is_readable=lambda files: files.has(ENCODER),
     )

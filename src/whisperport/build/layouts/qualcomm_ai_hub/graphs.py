@@ -27,7 +27,7 @@ POSITIONS = 200  # of a text
 HIDDEN = -100.0  # what the app adds to the scores of positions that are empty
 # Between (1, H, n, D) and what the app has: keys (H, 1, D, n), values (H, 1, n, D).
 KEYS, VALUES = [1, 0, 3, 2], [1, 0, 2, 3]
-NEWEST = (("k", 3), ("v", 2))  # and the axis of positions
+AXES = {"k": 3, "v": 2}  # of positions, in what the app has
 
 
 def write_encoder(checkpoint: "Checkpoint", path: Path) -> None:
@@ -54,8 +54,8 @@ def write_decoder(checkpoint: "Checkpoint", path: Path) -> None:
 
     def self_kv(layer: int, *new: str) -> KeysAndValues:
         all_rows = []
-        for (kind, axis), rows in zip(NEWEST, new, strict=True):
-            past = f"{kind}_cache_self_{layer}_in"
+        for kind, rows in zip("kv", new, strict=True):
+            axis, past = AXES[kind], f"{kind}_cache_self_{layer}_in"
             own = network.heads(rows, dims.n_text_head)
             bounds = (graph.constant([at]) for at in (1, POSITIONS, axis))
             # Of the past, and not of all rows: the provider's optimizer mixes up the types of two readers.
