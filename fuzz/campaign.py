@@ -226,7 +226,11 @@ def _row(name: str, reader: str, tally: Tally) -> tuple[str, ...]:
 
 
 def save(campaign: Campaign, wall_s: float, command: str) -> Path:
-    """Add the campaign to the JSON file, in place of those whose formats it has; return the file's path."""
+    """Add the campaign to the JSON file, in place of those with its seed whose formats it has.
+
+    Returns:
+        The file's path.
+    """
     from whisperport.verification import machine, versions
 
     result: dict[str, Any] = {
@@ -247,6 +251,12 @@ def save(campaign: Campaign, wall_s: float, command: str) -> Path:
     }
     earlier = json.loads(RESULTS.read_text())
     done = result["formats"].keys()
-    kept = [each for each in earlier if not ("formats" in each and each["formats"].keys() <= done)]
+    kept = [
+        each
+        for each in earlier
+        if not (
+            "formats" in each and each["seed"] == campaign.seed and each["formats"].keys() <= done
+        )
+    ]
     RESULTS.write_text(json.dumps([*kept, result], indent=1) + "\n")
     return RESULTS

@@ -492,14 +492,16 @@ def test_results_of_other_campaigns_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(campaign, "RESULTS", tmp_path / "results.json")
-    earlier = [{"what": "faults"}, {"formats": {"HEF": {}, "audio": {}}}, {"formats": {"HEF": {}}}]
+    same = {"formats": {"HEF": {}}, "seed": 0}
+    further = {"formats": {"HEF": {}, "audio": {}}, "seed": 0}
+    earlier = [{"what": "faults"}, further, {**same, "seed": 1}, same]
     (tmp_path / "results.json").write_text(json.dumps(earlier))
     done = Campaign([], 0, 0, 0, *[tmp_path] * 3, print)
     done.tallies = {"HEF": campaign.Tally()}
 
     campaign.save(done, 1.0, "a command")
 
-    assert json.loads((tmp_path / "results.json").read_text())[:-1] == earlier[:2]
+    assert json.loads((tmp_path / "results.json").read_text())[:-1] == earlier[:-1]
 
 
 # Each system call of a command that changes files fails once, and is the last before SIGKILL or Ctrl-C.
