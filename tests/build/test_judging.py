@@ -393,6 +393,11 @@ FAULTS: list[tuple[str, str, Callable[[Path], None]]] = [
     ),
     (
         "faster-whisper",
+        "WP742",
+        edit_json("vocabulary.json", lambda tokens: tokens.__delitem__(slice(50364, None))),
+    ),
+    (
+        "faster-whisper",
         "WP743",
         edit_json("preprocessor_config.json", lambda c: c.update(feature_size=128)),
     ),

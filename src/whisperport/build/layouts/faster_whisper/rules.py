@@ -128,8 +128,9 @@ def tokenizer(files: Files) -> Iterator[tuple[str, str]]:
     repair=_write_vocabulary,
 )
 def vocabulary(files: Files) -> Iterator[tuple[str, str]]:
-    """`vocabulary.json` lists the token of each id. CTranslate2 appends timestamps that are missing at its
-    end. With more tokens than the model has, or another model's, loading fails or the text is nonsense.
+    """`vocabulary.json` lists the token of each id. With fewer tokens than the model has, CTranslate2 stops
+    at a timestamp ("Invalid token ID"). With more, or another model's, loading fails or the text is
+    nonsense.
 
     What to do: take both files from the same checkpoint.
     """
@@ -137,7 +138,7 @@ def vocabulary(files: Files) -> Iterator[tuple[str, str]]:
     if size is None:
         return
     tokens = files.read(VOCABULARY, _tokens) if files.has(VOCABULARY) else None
-    if tokens is not None and len(tokens) > size:
+    if tokens is not None and len(tokens) != size:
         yield VOCABULARY, f"{len(tokens)} tokens; the model has {size}"
 
 
