@@ -26,6 +26,7 @@ from whisperport.build.layouts import convert as converting
 from whisperport.build.layouts import npu as compiling
 from whisperport.build.layouts.convert import ConvertOptions, convert
 from whisperport.build.layouts.layout import Compilation, Layout, apps
+from whisperport.build.layouts.onnx_graph.file import open_session, run_session
 from whisperport.build.layouts.qualcomm_ai_hub import client as hub_client
 from whisperport.build.layouts.reading import Files
 from whisperport.build.layouts.reference import known_logits, reference_of, spectrogram
@@ -636,7 +637,12 @@ def test_eight_bits_are_calibrated_and_compiled(tmp_path: Path) -> None:
     # and the simulator computes most of the signal, also where much of the cache is empty
     client = importlib.import_module(npu_client.__name__)
     mel = np.random.default_rng(0).normal(size=(80, 200)).astype(np.float32)
-    fed, decoding = npu_graphs.LOOP.load(tmp_path)(mel)
+    loop, (encoder, decoder) = (
+        npu_graphs.LOOP,
+        map(open_session, map(tmp_path.joinpath, compiling.GRAPHS)),
+    )
+    fed = loop.inputs(encoder, mel)
+    decoding = loop.begin(decoder, run_session(encoder, fed))
     for token in (50, 51, 53, 57):
         decoding.logits(decoding.inputs(token))
     for graph, inputs in (("encoder.onnx", fed), ("decoder.onnx", decoding.inputs(7))):

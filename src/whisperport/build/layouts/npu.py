@@ -74,16 +74,6 @@ class Loop:
     inputs: Callable[[Any, Floats], Inputs]
     begin: Callable[[Any, Sequence[Floats]], Decoding]
 
-    def load(self, folder: Path) -> Callable[[Floats], tuple[Inputs, Decoding]]:
-        """Return a function of a spectrogram, which returns the encoder's inputs, and the decoder."""
-        encoder, decoder = (open_session(folder / name) for name in GRAPHS)
-
-        def encode(mel: Floats) -> tuple[Inputs, Decoding]:
-            fed = self.inputs(encoder, mel)
-            return fed, self.begin(decoder, run_session(encoder, fed))
-
-        return encode
-
     def logits(
         self,
         folder: Path,
@@ -277,11 +267,12 @@ def _write_samples(job: Compilation, loop: Loop, folder: Path, graphs: Sequence[
     prompt = [generation.start_of_transcript]
     if job.app.profile_of(job.checkpoint).prompts:
         prompt = start_tokens(generation, job.language, "transcribe")
-    encode, n_samples = loop.load(job.folder), 0
+    encoder, n_samples = open_session(job.folder / ENCODER), 0
+    decoder = open_session(job.folder / DECODER) if DECODER in graphs else None
     for mel in islice(mels, SAMPLES):
-        fed, decoding = encode(mel)
-        inputs = {ENCODER: fed}
-        if DECODER in graphs:
+        inputs = {ENCODER: loop.inputs(encoder, mel)}
+        if decoder is not None:
+            decoding = loop.begin(decoder, run_session(encoder, inputs[ENCODER]))
             offset = n_samples % dims.n_text_ctx
             inputs[DECODER] = _token_inputs(decoding, offset, prompt, generation.end_of_text)
         for name, arrays in inputs.items():
